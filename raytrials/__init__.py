@@ -1,0 +1,53 @@
+"""Hyperparameter tuning on Ray that survives anything.
+
+`from raytrials import Tuner` instead of `from ray.tune import Tuner` is the whole change. Names are
+loaded on first use, so that reading results never imports Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raytrials.core.fault import Cause, ChargedFault
+    from raytrials.core.retry import RetryPolicy
+    from raytrials.errors import ActorError, RaytrialsError, RestoreError, TrainingError
+    from raytrials.tuner import Tuner
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ActorError": "raytrials.errors",
+    "Cause": "raytrials.core.fault",
+    "ChargedFault": "raytrials.core.fault",
+    "RaytrialsError": "raytrials.errors",
+    "RestoreError": "raytrials.errors",
+    "RetryPolicy": "raytrials.core.retry",
+    "TrainingError": "raytrials.errors",
+    "Tuner": "raytrials.tuner",
+}
+
+__all__ = [
+    "ActorError",
+    "Cause",
+    "ChargedFault",
+    "RaytrialsError",
+    "RestoreError",
+    "RetryPolicy",
+    "TrainingError",
+    "Tuner",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

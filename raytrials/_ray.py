@@ -1,0 +1,222 @@
+"""The one seam to Ray: every name of Ray without a public promise is imported here.
+
+No policy lives here: one short function or alias per use. Each says which of Ray's names it
+stands for and what breaks if that moves. `tests/seam` asserts every name, signature and overridden
+method on the installed Ray, so that a new Ray fails there first, with the name that moved.
+
+Subclasses of Ray's private classes live in `raytrials.driver`; `OVERRIDDEN` lists the methods they
+override.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray import cloudpickle, exceptions
+from ray.air._internal.usage import AirEntrypoint
+from ray.air.constants import EXPR_ERROR_FILE, EXPR_ERROR_PICKLE_FILE
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.train._internal.session import _TrainingResult
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Experiment, Trial
+from ray.tune.impl.tuner_internal import TunerInternal
+from ray.tune.registry import get_trainable_cls
+from ray.tune.trainable import FunctionTrainable
+from ray.tune.tune import run as _tune_run
+from ray.tune.utils import date_str
+
+from raytrials import settings
+from raytrials.errors import UnsupportedRayError
+
+TESTED = ((2, 57), (2, 60))
+"""First and last minor version of Ray that the seam tests passed on."""
+
+__all__ = [
+    "EXPR_ERROR_FILE",
+    "EXPR_ERROR_PICKLE_FILE",
+    "OVERRIDDEN",
+    "AirEntrypoint",
+    "Experiment",
+    "FunctionTrainable",
+    "PlacementGroupResourceManager",
+    "RayActorManager",
+    "Trial",
+    "TrainingResult",
+    "TuneController",
+    "TunerInternal",
+    "cloudpickle",
+    "date_str",
+    "get_trainable_cls",
+]
+
+# `checkpoint` and `metrics` of one save; what `restore` is called with.
+TrainingResult = _TrainingResult
+
+OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
+    TuneController: (
+        "__init__",
+        "__getstate__",
+        "add_trial",
+        "stop_trial",
+        "_restore_trials",
+        "_requeue_restored_trials",
+        "_schedule_trial_actor",
+        "_maybe_reuse_cached_actor",
+        "_actor_started",
+        "_schedule_trial_restore",
+        "_schedule_trial_stop",
+        "_on_training_result",
+        "_validate_result_metrics",
+        "_process_trial_save",
+        "_on_trial_reset",
+        "_trial_task_failure",
+        "_process_trial_failure",
+    ),
+    Trial: (
+        "__getstate__",
+        "get_trainable_cls",
+        "handle_error",
+        "should_recover",
+        "on_checkpoint",
+        "on_restore",
+        "_get_default_result_or_future",
+    ),
+    RayActorManager: ("_actor_task_failed", "_actor_start_failed"),
+    TunerInternal: (
+        "__init__",
+        "__getstate__",
+        "_validate_trainable",
+        "_fit_internal",
+        "_fit_resume",
+    ),
+}
+
+
+def check_version(installed: str = ray.__version__) -> None:
+    """Refuse a Ray outside the tested range, unless the user allows it.
+
+    Raises:
+        UnsupportedRayError: names the tested range and the way out.
+    """
+    major, minor = (int(part) for part in installed.split(".")[:2])
+    first, last = TESTED
+    if not first <= (major, minor) <= last and not settings.ALLOW_UNTESTED_RAY.get():
+        tested = f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+        raise UnsupportedRayError(installed, tested)
+
+
+# --- how a fit is launched -----------------------------------------------------------------------
+
+
+def rebind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    """Return a copy of `function` that sees `names` in place of its module's globals.
+
+    Nothing of Ray is changed: other callers of the original, in this or another thread, see none
+    of it. Breaks if the function stops reading one of `names` as a global.
+    """
+    missing = [name for name in names if name not in function.__code__.co_names]
+    if missing:
+        raise AttributeError(f"{function.__qualname__} no longer reads the globals {missing}")
+    copy = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__module__ = function.__module__
+    return copy
+
+
+def tune_run(
+    controller: Callable[..., TuneController], experiment: type[Experiment]
+) -> Callable[..., Any]:
+    """Return `ray.tune.run` with our controller and experiment in place of Ray's.
+
+    `run` asks `isinstance(x, Experiment)`, so the experiment has to be a class. The copy also names
+    itself as `run`, so that no path inside leads back to the original.
+    """
+    copy = rebind(_tune_run, TuneController=controller, Experiment=experiment, run=_tune_run)
+    copy.__globals__["run"] = copy
+    return copy
+
+
+def is_client_connected() -> bool:
+    """Whether this process talks to the cluster through Ray Client (`ray.util.client`)."""
+    return bool(ray.util.client.ray.is_connected())
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+class LostActorError(exceptions.RayActorError):  # type: ignore[misc]
+    """Stands for an error on a task that Ray raised outside its actor and task errors.
+
+    Ray's actor manager and controller know only those two and end the whole `fit()` on any other
+    (out of memory, a lost object, ...). Internal: `raytrials.driver.classify` looks at `origin`.
+    """
+
+    def __init__(self, origin: BaseException, actor_id: str | None) -> None:
+        super().__init__(actor_id=actor_id, error_msg=str(origin))
+        self.origin = origin
+
+
+CHECKPOINT_GONE = "Could not recover from checkpoint as it does not exist on storage anymore"
+
+
+def is_checkpoint_gone(error: BaseException) -> bool:
+    """Whether `Trainable.restore` found no checkpoint. Ray offers a ValueError's text alone."""
+    return isinstance(error, ValueError) and str(error).startswith(CHECKPOINT_GONE)
+
+
+# --- actors --------------------------------------------------------------------------------------
+
+
+def actor_id_of(handle: Any) -> str | None:
+    """Return the hex id of an actor handle (`ActorHandle._actor_id`)."""
+    return None if handle is None else str(handle._actor_id.hex())
+
+
+def node_of_actor(actor_id: str | None) -> str | None:
+    """Return the hex id of the node that an actor runs or ran on (`ray._private.state.actors`).
+
+    None if the cluster does not know, or did not place it.
+    """
+    if actor_id is None:
+        return None
+    try:
+        record = ray._private.state.actors(actor_id)
+    except exceptions.RayError:
+        return None
+    node_id: str = (record or {}).get("Address", {}).get("NodeID", "")
+    return node_id if node_id.strip("f") else None
+
+
+# --- the cluster's key-value store ---------------------------------------------------------------
+
+_NAMESPACE = b"raytrials"
+
+
+def kv_put(key: str, value: str) -> None:
+    """Store a small value in the cluster's key-value store (0.3 to 2 ms)."""
+    _internal_kv_put(key, value, overwrite=True, namespace=_NAMESPACE)
+
+
+def kv_get(key: str) -> str | None:
+    """Return a value of the cluster's key-value store, None if there is none."""
+    value = _internal_kv_get(key, namespace=_NAMESPACE)
+    return None if value is None else bytes(value).decode()
+
+
+def kv_del(key: str) -> None:
+    """Delete a value from the cluster's key-value store."""
+    _internal_kv_del(key, namespace=_NAMESPACE)
+
+
+check_version()

@@ -1,0 +1,161 @@
+"""A failure as data.
+
+A :class:`Fault` says what happened to one attempt of one trial; a :class:`ChargedFault` also says
+what it cost and why. Both are what the ledger of a trial keeps, what a report shows and what a
+typed error is rebuilt from. Deciding the charge is `raytrials.core.retry`; finding the cause is
+`raytrials.driver.classify`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from raytrials.errors import ActorError, RestoreError, TrainingError, TrialError
+
+
+class _Word(str, Enum):
+    """An enumeration whose members are, print as and compare as their text."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class FaultClass(_Word):
+    """Which of the three typed errors a failure is."""
+
+    RESTORE = "restore"
+    TRAINING = "training"
+    ACTOR = "actor"
+
+
+class Phase(_Word):
+    """Where in its life an attempt was when it failed."""
+
+    STARTING = "starting"
+    RESTORING = "restoring"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class Cause(_Word):
+    """Why an attempt failed."""
+
+    USER_CODE = "user_code"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node_lost"
+    OUT_OF_MEMORY = "out_of_memory"
+    WORKER_DIED = "worker_died"
+    ACTOR_UNAVAILABLE = "actor_unavailable"
+    HUNG = "hung"
+    UNSCHEDULABLE = "unschedulable"
+    STORAGE = "storage"
+    ENVIRONMENT = "environment"
+    CHECKPOINT_CORRUPT = "checkpoint_corrupt"
+    CHECKPOINT_MISSING = "checkpoint_missing"
+
+
+class Charge(_Word):
+    """Which account a failure is booked to. Only `FAILURE` spends `max_failures`."""
+
+    FREE = "free"
+    INFRASTRUCTURE = "infrastructure"
+    RESTORE = "restore"
+    FAILURE = "failure"
+
+
+_ERRORS: Mapping[FaultClass, type[TrialError]] = {
+    FaultClass.RESTORE: RestoreError,
+    FaultClass.TRAINING: TrainingError,
+    FaultClass.ACTOR: ActorError,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One failure of one attempt.
+
+    Attributes:
+        trial_id: the trial.
+        attempt: the attempt that failed, counted from 1.
+        fault_class: restore, training or actor.
+        phase: where the attempt was.
+        cause: why it failed.
+        node_id: hex id of the node it ran on, None if it never ran.
+        detail: what Ray or the user's code said, shortened.
+        time: seconds since the epoch on the driver's clock.
+    """
+
+    trial_id: str
+    attempt: int
+    fault_class: FaultClass
+    phase: Phase
+    cause: Cause
+    node_id: str | None
+    detail: str
+    time: float
+
+    @classmethod
+    def of(cls, error: TrialError, time: float) -> Fault:
+        """Return the fault that a typed error tells of."""
+        return Fault(
+            trial_id=error.trial_id,
+            attempt=error.attempt,
+            fault_class=FaultClass(error.fault_class),
+            phase=Phase(error.phase),
+            cause=Cause(error.cause),
+            node_id=error.node_id,
+            detail=error.detail,
+            time=time,
+        )
+
+    def to_error(self) -> TrialError:
+        """Return the typed error that this fault was made of (without its `__cause__`)."""
+        return _ERRORS[self.fault_class](
+            self.trial_id, self.attempt, self.phase, self.cause, self.node_id, self.detail
+        )
+
+
+@dataclass(frozen=True)
+class ChargedFault(Fault):
+    """A fault with what it cost.
+
+    Attributes:
+        charge: the account it was booked to.
+        reason: why, in words, as decided at the time.
+    """
+
+    charge: Charge
+    reason: str
+
+    @classmethod
+    def book(cls, fault: Fault, charge: Charge, reason: str) -> ChargedFault:
+        """Return `fault` as booked."""
+        return cls(**_fields(fault), charge=charge, reason=reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, readable without raytrials."""
+        return {
+            key: str(value) if isinstance(value, Enum) else value
+            for key, value in _fields(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ChargedFault:
+        """Return what :meth:`to_json` wrote."""
+        return cls(
+            **{
+                **data,
+                "fault_class": FaultClass(data["fault_class"]),
+                "phase": Phase(data["phase"]),
+                "cause": Cause(data["cause"]),
+                "charge": Charge(data["charge"]),
+            }
+        )
+
+
+def _fields(fault: Fault) -> dict[str, Any]:
+    return {field.name: getattr(fault, field.name) for field in dataclasses.fields(fault)}

@@ -1,0 +1,90 @@
+"""How a fit is launched: Ray's `tune.run`, rebound to our controller for this one fit."""
+
+from __future__ import annotations
+
+import functools
+import io
+import threading
+from typing import Any
+
+import pyarrow.lib
+from ray import cloudpickle
+from ray.util import inspect_serializability
+
+from raytrials import _ray
+from raytrials.core.retry import RetryPolicy
+from raytrials.driver.controller import Controller
+from raytrials.driver.trial import FitContext
+from raytrials.errors import StorageUnwritableError, UnserializableTrainableError
+
+# Ray's registry of trainables is one dictionary per process, and loses entries or raises when two
+# threads write to it at once.
+_registry_lock = threading.Lock()
+
+_STORAGE_ERRORS = (OSError, pyarrow.lib.ArrowException)
+
+
+class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
+    """Ray's internal tuner, whose fits run our controller.
+
+    Args:
+        retry_policy: what failures cost; None is the policy of the environment when a fit starts.
+        **kwargs: as Ray's.
+    """
+
+    def __init__(self, retry_policy: RetryPolicy | None = None, **kwargs: Any) -> None:
+        self._retry_policy = retry_policy
+        try:
+            super().__init__(**kwargs)
+        except _STORAGE_ERRORS as error:
+            if kwargs.get("restore_path"):
+                raise
+            raise StorageUnwritableError(str(self._run_config.storage_path), str(error)) from error
+
+    def _validate_trainable(
+        self, trainable: Any, required_trainable_name: str | None = None
+    ) -> None:
+        try:
+            cloudpickle.dumps(trainable)
+        except Exception as error:
+            found = io.StringIO()
+            inspect_serializability(trainable, print_file=found)
+            name = getattr(trainable, "__name__", repr(trainable))
+            raise UnserializableTrainableError(name, f"{error}\n{found.getvalue()}") from error
+        super()._validate_trainable(trainable, required_trainable_name)
+
+    def _fit_internal(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
+        fit = _ray.rebind(_ray.TunerInternal._fit_internal, run=self._run())
+        return fit(self, trainable, param_space)
+
+    def _fit_resume(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
+        fit = _ray.rebind(_ray.TunerInternal._fit_resume, run=self._run())
+        return fit(self, trainable, param_space)
+
+    def _run(self) -> Any:
+        context = FitContext(self._retry_policy or RetryPolicy())
+        return _ray.tune_run(functools.partial(Controller, context), _experiment_class(context))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `tuner.pkl` holds: nothing that vanilla Ray could not read."""
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("_retry_policy", None)
+        return state
+
+
+def _experiment_class(context: FitContext) -> type[_ray.Experiment]:
+    """Return what `tune.run` makes its experiment with: Ray's own class, made under our eyes."""
+
+    class ObservedExperiment(_ray.Experiment):  # type: ignore[misc]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                with _registry_lock:
+                    experiment = _ray.Experiment(*args, **kwargs)
+                    context.trainable_name = experiment.run_identifier
+                    context.trainable_cls = _ray.get_trainable_cls(experiment.run_identifier)
+            except _STORAGE_ERRORS as error:
+                path = str(kwargs.get("storage_path"))
+                raise StorageUnwritableError(path, str(error)) from error
+            return experiment
+
+    return ObservedExperiment

@@ -1,0 +1,128 @@
+"""How far a function trainable got in loading its checkpoint.
+
+Ray takes a function trainable for restored before the user's code has loaded anything. So the
+driver hands the worker a watched checkpoint: on the way into its `as_directory()` block (or
+`to_directory()` call), out of it, and out of it by an exception, the worker leaves a word in the
+cluster's key-value store, where it outlives the worker. The driver reads it only after a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from copyreg import __newobj__  # type: ignore[attr-defined]
+from enum import Enum
+from typing import Any, cast
+
+from ray import exceptions
+from ray.tune import Checkpoint
+
+from raytrials import _ray
+
+logger = logging.getLogger(__name__)
+
+
+class Stage(str, Enum):
+    """The last word of the worker about the load of its checkpoint."""
+
+    ENTERED = "entered"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
+    """A checkpoint that tells the driver when its files are in use.
+
+    Without a key it is a plain checkpoint: that is what becomes of one that the user's code reports
+    again.
+    """
+
+    _key: str | None = None
+    _depth = 0
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        with self._watched(), super().as_directory() as path:
+            yield path
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        with self._watched():
+            return cast("str", super().to_directory(path))
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        outermost = self._depth == 0
+        self._depth += 1
+        try:
+            if outermost:
+                self._tell(Stage.ENTERED)
+            yield
+        except BaseException:
+            if outermost:
+                self._tell(Stage.FAILED)
+            raise
+        else:
+            if outermost:
+                self._tell(Stage.LEFT)
+        finally:
+            self._depth -= 1
+
+    def _tell(self, stage: Stage) -> None:
+        if self._key is None:
+            return
+        try:
+            _ray.kv_put(self._key, stage.value)
+        except (exceptions.RayError, RuntimeError, AttributeError):
+            # The user's code must not fail because the cluster did not listen.
+            logger.warning("Could not tell the driver: checkpoint %s.", stage.value, exc_info=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = next(base for base in type(self).__mro__ if not issubclass(base, WatchedCheckpoint))
+        if self._key is None:
+            return (__newobj__, (plain,), self.__dict__)
+        return (_rebuild, (plain, self.__dict__))
+
+
+@functools.cache
+def _watched_class(plain: type[Checkpoint]) -> type[WatchedCheckpoint]:
+    """Return `plain` with the watch built in; users' own subclasses of `Checkpoint` stay such."""
+    if plain is Checkpoint:
+        return WatchedCheckpoint
+    bases = (WatchedCheckpoint, plain)
+    return cast("type[WatchedCheckpoint]", type(plain)(plain.__name__, bases, {}))
+
+
+def _rebuild(plain: type[Checkpoint], state: dict[str, Any]) -> WatchedCheckpoint:
+    kind = _watched_class(plain)
+    checkpoint = kind.__new__(kind)
+    checkpoint.__dict__.update(state)
+    return checkpoint
+
+
+def watch(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
+    """Return a watched copy of `checkpoint` and the key under which the worker tells its stage."""
+    key = f"restore-{uuid.uuid4().hex}"
+    return _rebuild(type(checkpoint), {**checkpoint.__dict__, "_key": key}), key
+
+
+def read(key: str) -> Stage | None:
+    """Return the worker's last word, None if there is none or the cluster does not answer."""
+    word = _quietly(_ray.kv_get, key)
+    return None if word is None else Stage(word)
+
+
+def forget(key: str) -> None:
+    """Remove the worker's word."""
+    _quietly(_ray.kv_del, key)
+
+
+def _quietly(operation: Callable[[str], str | None], key: str) -> str | None:
+    try:
+        return operation(key)
+    except (exceptions.RayError, RuntimeError):
+        logger.warning("The cluster's key-value store does not answer.", exc_info=True)
+        return None

@@ -1,0 +1,67 @@
+"""What a fit returns: Ray's results, with typed errors and each trial's faults."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ray.tune import ExperimentAnalysis, Result, ResultGrid
+
+from raytrials import _ray
+from raytrials.core.fault import ChargedFault
+from raytrials.driver.trial import account_of
+from raytrials.errors import TrialError
+
+
+@dataclass
+class TrialResult(Result):  # type: ignore[misc]
+    """Ray's `Result` of a trial with all failures that the trial went through.
+
+    Attributes:
+        faults: every failure in the order in which they happened, with class, cause, charge and
+            reason; also for a trial that recovered. Empty for an undisturbed trial.
+        error: the typed error that ended the trial (`raytrials.errors.TrialError`), with Ray's own
+            exception as its `__cause__`; None for a trial that did not end with an error.
+    """
+
+    faults: tuple[ChargedFault, ...] = ()
+
+
+class TrialResultGrid(ResultGrid):  # type: ignore[misc]
+    """Ray's `ResultGrid` of :class:`TrialResult`."""
+
+    def __init__(self, experiment_analysis: ExperimentAnalysis) -> None:
+        super().__init__(experiment_analysis)
+
+    @staticmethod
+    def _populate_exception(trial: _ray.Trial) -> Exception | None:
+        if trial.status != _ray.Trial.ERROR:
+            return None
+        faults = account_of(trial).faults
+        origin = _origin(trial)
+        if not faults:
+            # The trial ended under vanilla Ray.
+            return origin
+        error: TrialError = faults[-1].to_error()
+        error.__cause__ = origin
+        return error
+
+    def _trial_to_result(self, trial: _ray.Trial) -> TrialResult:
+        plain = super()._trial_to_result(trial)
+        values: dict[str, Any] = {
+            field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)
+        }
+        return TrialResult(**values, faults=tuple(account_of(trial).faults))
+
+
+def _origin(trial: _ray.Trial) -> Exception | None:
+    """Return Ray's own exception as it was saved; as its text if its class does not load here."""
+    try:
+        saved = trial.get_pickled_error()
+    except Exception as unreadable:  # noqa: BLE001 - the user's exception class may do anything
+        saved = RuntimeError(f"{trial.get_error()}\n(The exception does not load: {unreadable!r})")
+    if saved is None:
+        text = trial.get_error()
+        saved = None if text is None else RuntimeError(text)
+    return saved

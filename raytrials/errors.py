@@ -1,0 +1,183 @@
+"""The tree of errors.
+
+Every error carries its facts as fields, passes all of them positionally to `Exception.__init__`
+(so that it survives pickling and the way through Ray) and builds its text in `__str__`. Nothing
+here imports Ray, and nothing here decides: what a failure costs is `raytrials.core.retry`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RaytrialsError(Exception):
+    """Root of every error that raytrials raises.
+
+    Attributes:
+        exit_code: what the `raytrials` command exits with when this error ends it.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigurationError(RaytrialsError, ValueError):
+    """An argument or environment variable has a value that is not allowed.
+
+    The caller's fault; raised before any trial starts; spends no budget.
+    """
+
+    exit_code = 2
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(name, value, expected)
+        self.name = name
+        self.value = value
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value!r}; expected {self.expected}."
+
+
+class UnserializableTrainableError(RaytrialsError, TypeError):
+    """The trainable cannot be sent to a worker.
+
+    The caller's fault; raised before any trial starts; spends no budget.
+    """
+
+    exit_code = 2
+
+    def __init__(self, trainable: str, detail: str) -> None:
+        super().__init__(trainable, detail)
+        self.trainable = trainable
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"The trainable {self.trainable} cannot be serialized, so no worker could run it. "
+            "Open files, locks, clients and the like inside the trainable instead of capturing "
+            f"them from outside.\n{self.detail}"
+        )
+
+
+class StorageUnwritableError(RaytrialsError):
+    """Results cannot be written to the storage path.
+
+    The caller's or the storage's fault; raised before any trial starts; spends no budget.
+    """
+
+    exit_code = 3
+
+    def __init__(self, storage_path: str, detail: str) -> None:
+        super().__init__(storage_path, detail)
+        self.storage_path = storage_path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"The storage path {self.storage_path!r} cannot be written: {self.detail}. "
+            "RunConfig(storage_path=...) must be a directory or a URI that this machine and every "
+            "worker can write."
+        )
+
+
+class UnsupportedRayError(RaytrialsError):
+    """The installed Ray is outside the range that raytrials was tested with."""
+
+    exit_code = 2
+
+    def __init__(self, installed: str, tested: str) -> None:
+        super().__init__(installed, tested)
+        self.installed = installed
+        self.tested = tested
+
+    def __str__(self) -> str:
+        return (
+            f"Ray {self.installed} is installed; raytrials was tested with Ray {self.tested}. "
+            "Install a version in that range, or set RAYTRIALS_ALLOW_UNTESTED_RAY=1 to run at your "
+            "own risk."
+        )
+
+
+class UnsupportedPathError(RaytrialsError):
+    """The call would run Ray's own controller instead of ours (Ray Client, for one)."""
+
+    exit_code = 2
+
+    def __init__(self, found: str, instead: str) -> None:
+        super().__init__(found, instead)
+        self.found = found
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return f"raytrials.Tuner cannot run through {self.found}. {self.instead}"
+
+
+class TrialError(RaytrialsError):
+    """One failure of one trial, typed.
+
+    Attributes:
+        trial_id: the trial.
+        attempt: which attempt of the trial failed, counted from 1 over all drivers.
+        phase: the :class:`raytrials.core.fault.Phase` in which it failed.
+        cause: the :class:`raytrials.Cause`.
+        node_id: hex id of the Ray node that the attempt ran on; None if it never started.
+        detail: what Ray or the user's code said.
+        __cause__: Ray's own exception, where it could be kept.
+    """
+
+    fault_class: ClassVar[str]
+
+    def __init__(  # noqa: PLR0913 - the fields are the error
+        self,
+        trial_id: str,
+        attempt: int,
+        phase: str,
+        cause: str,
+        node_id: str | None,
+        detail: str,
+    ) -> None:
+        super().__init__(trial_id, attempt, phase, cause, node_id, detail)
+        self.trial_id = trial_id
+        self.attempt = attempt
+        self.phase = phase
+        self.cause = cause
+        self.node_id = node_id
+        self.detail = detail
+
+    def __str__(self) -> str:
+        place = f" on node {self.node_id}" if self.node_id else ""
+        return (
+            f"Trial {self.trial_id}, attempt {self.attempt}{place}: {self.fault_class} failure in "
+            f"phase {self.phase}, cause {self.cause}: {self.detail}"
+        )
+
+
+class RestoreError(TrialError):
+    """The attempt failed before its checkpoint was loaded, whatever the reason.
+
+    Spends a restore retry (`TUNE_RESTORE_RETRY_NUM`); only when those are used up does one failure
+    count against `max_failures`. Always retried while that budget lasts.
+    """
+
+    exit_code = 11
+    fault_class = "restore"
+
+
+class TrainingError(TrialError):
+    """The user's code raised: in setup, train, save or report.
+
+    The trial's fault: counts one failure against `max_failures`, retried while that lasts.
+    """
+
+    exit_code = 12
+    fault_class = "training"
+
+
+class ActorError(TrialError):
+    """The process or machine under the trial went away or stopped answering.
+
+    What it costs depends on the cause (see `docs/failures.md`): a machine's death is free.
+    """
+
+    exit_code = 13
+    fault_class = "actor"

@@ -1,0 +1,180 @@
+"""Every environment variable that raytrials reads, in one table.
+
+Each variable is one :class:`Setting` below: its name, the kind of value, the default and the
+meaning. `docs/environment.md` is made from this table (`python -m raytrials.settings`), and
+:func:`validate` checks all of them before the first trial starts. Only this module reads
+`os.environ`; nothing here knows what a setting is used for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from raytrials.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """How the text of a variable becomes a value.
+
+    `parse` raises `ValueError` for a text that is not `expected`.
+    """
+
+    expected: str
+    parse: Callable[[str], T]
+
+
+def _parse_count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _parse_flag(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+COUNT: Kind[int] = Kind("a whole number, 0 or more", _parse_count)
+FLAG: Kind[bool] = Kind("0 or 1", _parse_flag)
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: the variable.
+        kind: what its text must be.
+        default: the value when the variable is unset or empty.
+        meaning: one sentence for the documentation.
+        owner: who defined the variable: "Ray" for those that Ray also reads.
+    """
+
+    name: str
+    kind: Kind[T]
+    default: T
+    meaning: str
+    owner: str = "raytrials"
+
+    def get(self) -> T:
+        """Return the value in force now.
+
+        Raises:
+            ConfigurationError: the text is not what the kind expects.
+        """
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.kind.parse(text)
+        except (ValueError, KeyError) as error:
+            raise ConfigurationError(
+                f"environment variable {self.name}", text, self.kind.expected
+            ) from error
+
+
+RESTORE_RETRY_NUM = Setting(
+    "TUNE_RESTORE_RETRY_NUM",
+    COUNT,
+    0,
+    "Failed restores of a trial that are retried free before one failure is counted against "
+    "`max_failures`.",
+    owner="Ray",
+)
+COUNT_PREEMPTION_AS_FAILURE = Setting(
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE",
+    FLAG,
+    default=False,
+    meaning="1 charges an announced preemption to the trial, as if its worker had died.",
+    owner="Ray",
+)
+MAX_INFRA_FAILURES = Setting(
+    "RAYTRIALS_MAX_INFRA_FAILURES",
+    COUNT,
+    16,
+    "Failures of the infrastructure in a row, without progress of the trial, that are free; the "
+    "next one counts as one failure against `max_failures`.",
+)
+COUNT_NODE_LOSS_AS_FAILURE = Setting(
+    "RAYTRIALS_COUNT_NODE_LOSS_AS_FAILURE",
+    FLAG,
+    default=False,
+    meaning="1 charges the loss of a node to the trial, as if its worker had died.",
+)
+COUNT_WORKER_DEATH_AS_FAILURE = Setting(
+    "RAYTRIALS_COUNT_WORKER_DEATH_AS_FAILURE",
+    FLAG,
+    default=True,
+    meaning="0 makes the death of a worker process on a live node free; it then counts against "
+    "`RAYTRIALS_MAX_INFRA_FAILURES`.",
+)
+ALLOW_UNTESTED_RAY = Setting(
+    "RAYTRIALS_ALLOW_UNTESTED_RAY",
+    FLAG,
+    default=False,
+    meaning="1 runs on a Ray version outside the tested range.",
+)
+
+SETTINGS: tuple[Setting[int] | Setting[bool], ...] = (
+    RESTORE_RETRY_NUM,
+    COUNT_PREEMPTION_AS_FAILURE,
+    MAX_INFRA_FAILURES,
+    COUNT_NODE_LOSS_AS_FAILURE,
+    COUNT_WORKER_DEATH_AS_FAILURE,
+    ALLOW_UNTESTED_RAY,
+)
+
+
+def validate() -> None:
+    """Check every setting; warn of `RAYTRIALS_` variables that do not exist.
+
+    Raises:
+        ConfigurationError: a variable holds a text that is not allowed.
+    """
+    known = {setting.name for setting in SETTINGS}
+    for setting in SETTINGS:
+        setting.get()
+    for name in sorted(os.environ):
+        if name.startswith("RAYTRIALS_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            warnings.warn(
+                f"Environment variable {name} is unknown to raytrials and ignored.{hint}",
+                stacklevel=3,
+            )
+
+
+def _text(value: int | bool) -> str:
+    return str(int(value))
+
+
+def to_markdown() -> str:
+    """Return the table of all settings as a Markdown page (the source of the docs page)."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Read when a `Tuner` is made and when `fit()` starts; a wrong value is a",
+        "`ConfigurationError` before any trial starts. An empty variable counts as unset. Arguments",
+        "of `RetryPolicy` win over the environment.",
+        "",
+        "| variable | value | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{setting.name}`{' (from Ray)' if setting.owner == 'Ray' else ''} "
+        f"| {setting.kind.expected} | {_text(setting.default)} | {setting.meaning} |"
+        for setting in SETTINGS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(to_markdown(), end="")  # noqa: T201 - this is the command that writes the page

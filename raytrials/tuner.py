@@ -1,0 +1,150 @@
+"""The drop-in `Tuner`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow.fs
+from ray import tune
+from ray.tune import ResumeConfig, ResultGrid, RunConfig, Trainable, TuneConfig
+
+from raytrials import _ray, settings
+from raytrials.core.retry import RetryPolicy
+from raytrials.driver.launch import TunerInternal
+from raytrials.driver.result import TrialResultGrid
+from raytrials.errors import ConfigurationError, UnsupportedPathError
+
+TrainableLike = str | Callable[..., Any] | type[Trainable]
+
+
+class Tuner(tune.Tuner):  # type: ignore[misc]
+    """`ray.tune.Tuner` under the trial controller of raytrials.
+
+    Takes what `ray.tune.Tuner` takes and does what it does; searchers, schedulers, stoppers and
+    callbacks work unchanged. Failures are typed and charged as `docs/failures.md` says, and results
+    are :class:`raytrials.driver.result.TrialResult`, which show each trial's faults.
+
+    Args:
+        trainable: as in Ray.
+        param_space: as in Ray.
+        tune_config: as in Ray.
+        run_config: as in Ray.
+        retry_policy: what failures cost. Default: a `RetryPolicy()` made when a fit starts, that
+            is, from the environment of that moment.
+
+    Raises:
+        ConfigurationError: an argument or environment variable has a value that is not allowed.
+        UnserializableTrainableError: the trainable cannot be sent to a worker.
+        StorageUnwritableError: the storage path cannot be written.
+        UnsupportedPathError: Ray Client is connected.
+    """
+
+    def __init__(  # noqa: PLR0913 - Ray's signature
+        self,
+        trainable: TrainableLike | None = None,
+        *,
+        param_space: dict[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+        retry_policy: RetryPolicy | None = None,
+        _tuner_kwargs: dict[str, Any] | None = None,
+        _tuner_internal: TunerInternal | None = None,
+        _entrypoint: _ray.AirEntrypoint = _ray.AirEntrypoint.TUNER,
+    ) -> None:
+        _refuse_client()
+        if _tuner_internal is None:
+            _check_policy(retry_policy)
+            settings.validate()
+            _tuner_internal = TunerInternal(
+                retry_policy=retry_policy,
+                trainable=trainable,
+                param_space=param_space,
+                tune_config=tune_config,
+                run_config=run_config,
+                _tuner_kwargs=_tuner_kwargs,
+                _entrypoint=_entrypoint,
+            )
+        elif not isinstance(_tuner_internal, TunerInternal):
+            raise UnsupportedPathError(
+                "an internal tuner of vanilla Ray",
+                "Make the tuner with raytrials.Tuner(...) or raytrials.Tuner.restore(...).",
+            )
+        super().__init__(_tuner_internal=_tuner_internal)
+
+    @classmethod
+    def restore(  # noqa: PLR0913 - Ray's signature
+        cls,
+        path: str,
+        trainable: TrainableLike,
+        resume_unfinished: bool = True,  # noqa: FBT001, FBT002
+        resume_errored: bool = False,  # noqa: FBT001, FBT002
+        restart_errored: bool = False,  # noqa: FBT001, FBT002
+        param_space: dict[str, Any] | None = None,
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        _resume_config: ResumeConfig | None = None,
+        *,
+        retry_policy: RetryPolicy | None = None,
+    ) -> Tuner:
+        """Return a tuner that continues the experiment at `path`.
+
+        Args as in `ray.tune.Tuner.restore`; `retry_policy` as in the constructor (a policy is not
+        saved with the experiment). What each trial has spent survives; a trial resumed by
+        `resume_errored` starts with fresh budgets, and keeps its ledger of faults.
+
+        Raises:
+            As the constructor; what Ray raises when there is nothing to restore at `path`.
+        """
+        _refuse_client()
+        _check_policy(retry_policy)
+        settings.validate()
+        kinds = ResumeConfig.ResumeType
+        unfinished = kinds.RESUME if resume_unfinished else kinds.SKIP
+        errored = kinds.SKIP
+        if resume_errored:
+            errored = kinds.RESUME
+        elif restart_errored:
+            errored = kinds.RESTART
+        internal = TunerInternal(
+            retry_policy=retry_policy,
+            restore_path=os.fspath(path),
+            resume_config=_resume_config or ResumeConfig(unfinished=unfinished, errored=errored),
+            trainable=trainable,
+            param_space=param_space,
+            storage_filesystem=storage_filesystem,
+        )
+        return cls(_tuner_internal=internal)
+
+    def fit(self) -> ResultGrid:
+        """Run the experiment and return its results.
+
+        Returns:
+            A `ray.tune.ResultGrid` of :class:`raytrials.driver.result.TrialResult`, in trial order.
+
+        Raises:
+            As the constructor; an exception from a user's callback, as in Ray.
+        """
+        _refuse_client()
+        settings.validate()
+        return TrialResultGrid(super().fit()._experiment_analysis)
+
+    def get_results(self) -> ResultGrid:
+        """Return the results of the experiment as it stands, without running it."""
+        return TrialResultGrid(super().get_results()._experiment_analysis)
+
+
+def _refuse_client() -> None:
+    if _ray.is_client_connected():
+        raise UnsupportedPathError(
+            "Ray Client (ray.init('ray://...'))",
+            "Run the script on the cluster, with `ray job submit` or on the head node, where "
+            "ray.init() connects directly.",
+        )
+
+
+def _check_policy(policy: object) -> None:
+    if policy is not None and not isinstance(policy, RetryPolicy):
+        raise ConfigurationError(
+            "Tuner(retry_policy=...)", policy, "a raytrials.RetryPolicy, or None for the default"
+        )
