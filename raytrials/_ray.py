@@ -22,6 +22,7 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.train._internal.session import _TrainingResult
+from ray.tune import ResultGrid
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.impl.tuner_internal import TunerInternal
@@ -40,13 +41,14 @@ __all__ = [
     "EXPR_ERROR_FILE",
     "EXPR_ERROR_PICKLE_FILE",
     "OVERRIDDEN",
+    "USED",
     "AirEntrypoint",
     "Experiment",
     "FunctionTrainable",
     "PlacementGroupResourceManager",
     "RayActorManager",
-    "Trial",
     "TrainingResult",
+    "Trial",
     "TuneController",
     "TunerInternal",
     "cloudpickle",
@@ -87,6 +89,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_get_default_result_or_future",
     ),
     RayActorManager: ("_actor_task_failed", "_actor_start_failed"),
+    ResultGrid: ("_populate_exception", "_trial_to_result"),
     TunerInternal: (
         "__init__",
         "__getstate__",
@@ -95,6 +98,30 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_fit_resume",
     ),
 }
+
+USED: Mapping[type, tuple[str, ...]] = {
+    TuneController: (
+        "RAISE",
+        "_mark_trial_to_checkpoint",
+        "_on_restoring_result",
+        "_schedule_trial_task",
+        "_set_trial_status",
+        "_unstage_trial_with_resources",
+    ),
+    Trial: (
+        "checkpoint",
+        "error_file",
+        "get_error",
+        "get_pickled_error",
+        "has_checkpoint",
+        "invalidate_json_state",
+        "latest_checkpoint_result",
+        "local_path",
+        "pickled_error_file",
+        "set_status",
+    ),
+}
+"""Methods that our subclasses call on themselves; attributes are asserted on live objects."""
 
 
 def check_version(installed: str = ray.__version__) -> None:
@@ -147,6 +174,21 @@ def tune_run(
     return copy
 
 
+def fit_internal(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `TunerInternal._fit_internal`, which fits a fresh experiment, calling `run`."""
+    return rebind(TunerInternal._fit_internal, run=run)
+
+
+def fit_resume(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `TunerInternal._fit_resume`, which fits a restored experiment, calling `run`."""
+    return rebind(TunerInternal._fit_resume, run=run)
+
+
+def analysis_of(grid: ResultGrid) -> Any:
+    """Return the `ExperimentAnalysis` that a result grid was made of (`_experiment_analysis`)."""
+    return grid._experiment_analysis
+
+
 def is_client_connected() -> bool:
     """Whether this process talks to the cluster through Ray Client (`ray.util.client`)."""
     return bool(ray.util.client.ray.is_connected())
@@ -173,6 +215,17 @@ CHECKPOINT_GONE = "Could not recover from checkpoint as it does not exist on sto
 def is_checkpoint_gone(error: BaseException) -> bool:
     """Whether `Trainable.restore` found no checkpoint. Ray offers a ValueError's text alone."""
     return isinstance(error, ValueError) and str(error).startswith(CHECKPOINT_GONE)
+
+
+def actor_of_task(task: Any) -> Any:
+    """Return the tracked actor of a `TrackedActorTask` (`_tracked_actor`)."""
+    return task._tracked_actor
+
+
+def error_handler_of_task(task: Any) -> Callable[[Any, Exception], None] | None:
+    """Return who is told when a `TrackedActorTask` fails (`_on_error`)."""
+    handler: Callable[[Any, Exception], None] | None = task._on_error
+    return handler
 
 
 # --- actors --------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class TrialError(RaytrialsError):
 
     fault_class: ClassVar[str]
 
-    def __init__(  # noqa: PLR0913 - the fields are the error
+    def __init__(  # noqa: PLR0913, PLR0917 - the fields are the error
         self,
         trial_id: str,
         attempt: int,

@@ -152,25 +152,21 @@ def validate() -> None:
             )
 
 
-def _text(value: int | bool) -> str:
-    return str(int(value))
-
-
 def to_markdown() -> str:
     """Return the table of all settings as a Markdown page (the source of the docs page)."""
     lines = [
         "# Environment variables",
         "",
-        "Read when a `Tuner` is made and when `fit()` starts; a wrong value is a",
-        "`ConfigurationError` before any trial starts. An empty variable counts as unset. Arguments",
-        "of `RetryPolicy` win over the environment.",
+        "Checked when a `Tuner` is made and when `fit()` starts: a wrong value is a",
+        "`ConfigurationError` before any trial starts. An empty variable counts as unset.",
+        "Arguments of `RetryPolicy` win over the environment.",
         "",
         "| variable | value | default | meaning |",
         "|---|---|---|---|",
     ]
     lines += [
         f"| `{setting.name}`{' (from Ray)' if setting.owner == 'Ray' else ''} "
-        f"| {setting.kind.expected} | {_text(setting.default)} | {setting.meaning} |"
+        f"| {setting.kind.expected} | {int(setting.default)} | {setting.meaning} |"
         for setting in SETTINGS
     ]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.fs
 from ray import tune
-from ray.tune import ResumeConfig, ResultGrid, RunConfig, Trainable, TuneConfig
+from ray.tune import ResultGrid, ResumeConfig, RunConfig, Trainable, TuneConfig
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
@@ -41,7 +41,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         UnsupportedPathError: Ray Client is connected.
     """
 
-    def __init__(  # noqa: PLR0913 - Ray's signature
+    def __init__(
         self,
         trainable: TrainableLike | None = None,
         *,
@@ -74,7 +74,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         super().__init__(_tuner_internal=_tuner_internal)
 
     @classmethod
-    def restore(  # noqa: PLR0913 - Ray's signature
+    def restore(  # noqa: PLR0913, PLR0917 - Ray's signature
         cls,
         path: str,
         trainable: TrainableLike,
@@ -127,11 +127,11 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         """
         _refuse_client()
         settings.validate()
-        return TrialResultGrid(super().fit()._experiment_analysis)
+        return TrialResultGrid(_ray.analysis_of(super().fit()))
 
     def get_results(self) -> ResultGrid:
         """Return the results of the experiment as it stands, without running it."""
-        return TrialResultGrid(super().get_results()._experiment_analysis)
+        return TrialResultGrid(_ray.analysis_of(super().get_results()))
 
 
 def _refuse_client() -> None:

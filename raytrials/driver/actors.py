@@ -19,12 +19,13 @@ class ActorManager(_ray.RayActorManager):  # type: ignore[misc]
     """Ray's actor manager, for which no error is unexpected."""
 
     def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
-        tracked_actor = tracked_actor_task._tracked_actor
+        tracked_actor = _ray.actor_of_task(tracked_actor_task)
         if isinstance(exception, exceptions.RayTaskError):
             # Also when it wraps the error of an actor that the trial's own code called, which Ray
             # would take for the death of the trial's actor.
-            if tracked_actor_task._on_error:
-                tracked_actor_task._on_error(tracked_actor, exception)
+            tell = _ray.error_handler_of_task(tracked_actor_task)
+            if tell:
+                tell(tracked_actor, exception)
             return
         actor_id = self._kill(tracked_actor)
         if not isinstance(exception, exceptions.RayActorError):

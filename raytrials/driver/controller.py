@@ -35,6 +35,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         **kwargs: as Ray's.
     """
 
+    _has_errored: bool  # Ray's
+
     def __init__(self, context: FitContext, **kwargs: Any) -> None:
         self._context = context
         resource_manager = _ray.PlacementGroupResourceManager()
@@ -49,15 +51,16 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     # --- every trial is ours ---------------------------------------------------------------------
 
     def add_trial(self, trial: _ray.Trial) -> None:
+        """Add a trial, whichever searcher made it, as one of ours."""
         super().add_trial(adopt(trial, self._context))
 
     def _restore_trials(self, experiment_state: dict[str, Any]) -> list[Trial]:
         return [adopt(trial, self._context) for trial in super()._restore_trials(experiment_state)]
 
     def _requeue_restored_trials(self, trials: list[Trial], resume_config: Any) -> None:
-        for trial in trials:
-            if trial.status == Trial.ERROR:
-                if resume_config.errored == resume_config.ResumeType.RESUME:
+        if resume_config.errored == resume_config.ResumeType.RESUME:
+            for trial in trials:
+                if trial.status == Trial.ERROR:
                     trial.renew_budgets()
         super()._requeue_restored_trials(trials, resume_config)
 
@@ -95,7 +98,9 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         )
         return True
 
-    def _on_training_result(self, trial: Trial, result: dict[str, Any] | list[dict[str, Any]]) -> None:
+    def _on_training_result(
+        self, trial: Trial, result: dict[str, Any] | list[dict[str, Any]]
+    ) -> None:
         for report in result if isinstance(result, list) else [result]:
             trial.on_report(report)
         try:
@@ -110,6 +115,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             raise _ResultRefusedError(str(error)) from error
 
     def stop_trial(self, trial: Trial) -> None:
+        """Stop a trial as Ray does; what fails from here on failed while stopping."""
         trial.on_stopping()
         super().stop_trial(trial)
 

@@ -54,12 +54,10 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         super()._validate_trainable(trainable, required_trainable_name)
 
     def _fit_internal(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
-        fit = _ray.rebind(_ray.TunerInternal._fit_internal, run=self._run())
-        return fit(self, trainable, param_space)
+        return _ray.fit_internal(self._run())(self, trainable, param_space)
 
     def _fit_resume(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
-        fit = _ray.rebind(_ray.TunerInternal._fit_resume, run=self._run())
-        return fit(self, trainable, param_space)
+        return _ray.fit_resume(self._run())(self, trainable, param_space)
 
     def _run(self) -> Any:
         context = FitContext(self._retry_policy or RetryPolicy())

@@ -46,10 +46,12 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
+        """Give the files as Ray does; a failure before the block is left is a failed restore."""
         with self._watched(), super().as_directory() as path:
             yield path
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files as Ray does; a failure in the copy is a failed restore."""
         with self._watched():
             return cast("str", super().to_directory(path))
 
@@ -81,22 +83,28 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
             logger.warning("Could not tell the driver: checkpoint %s.", stage.value, exc_info=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plain = next(base for base in type(self).__mro__ if not issubclass(base, WatchedCheckpoint))
+        plain = _plain_class(type(self))
         if self._key is None:
             return (__newobj__, (plain,), self.__dict__)
         return (_rebuild, (plain, self.__dict__))
 
 
+def _plain_class(kind: type) -> type:
+    """Return `kind` without the watch."""
+    return next(base for base in kind.__mro__ if not issubclass(base, WatchedCheckpoint))
+
+
 @functools.cache
-def _watched_class(plain: type[Checkpoint]) -> type[WatchedCheckpoint]:
+def _watched_class(plain: Any) -> type[WatchedCheckpoint]:
     """Return `plain` with the watch built in; users' own subclasses of `Checkpoint` stay such."""
     if plain is Checkpoint:
         return WatchedCheckpoint
-    bases = (WatchedCheckpoint, plain)
-    return cast("type[WatchedCheckpoint]", type(plain)(plain.__name__, bases, {}))
+    metaclass = type(plain)
+    watched: type[WatchedCheckpoint] = metaclass(plain.__name__, (WatchedCheckpoint, plain), {})
+    return watched
 
 
-def _rebuild(plain: type[Checkpoint], state: dict[str, Any]) -> WatchedCheckpoint:
+def _rebuild(plain: type, state: dict[str, Any]) -> WatchedCheckpoint:
     kind = _watched_class(plain)
     checkpoint = kind.__new__(kind)
     checkpoint.__dict__.update(state)
@@ -106,7 +114,7 @@ def _rebuild(plain: type[Checkpoint], state: dict[str, Any]) -> WatchedCheckpoin
 def watch(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
     """Return a watched copy of `checkpoint` and the key under which the worker tells its stage."""
     key = f"restore-{uuid.uuid4().hex}"
-    return _rebuild(type(checkpoint), {**checkpoint.__dict__, "_key": key}), key
+    return _rebuild(_plain_class(type(checkpoint)), {**checkpoint.__dict__, "_key": key}), key
 
 
 def read(key: str) -> Stage | None:

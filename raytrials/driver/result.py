@@ -57,6 +57,7 @@ class TrialResultGrid(ResultGrid):  # type: ignore[misc]
 
 def _origin(trial: _ray.Trial) -> Exception | None:
     """Return Ray's own exception as it was saved; as its text if its class does not load here."""
+    saved: Exception | None
     try:
         saved = trial.get_pickled_error()
     except Exception as unreadable:  # noqa: BLE001 - the user's exception class may do anything

@@ -22,7 +22,7 @@ from ray import exceptions
 from ray.tune import Checkpoint
 
 from raytrials import _ray
-from raytrials.core.fault import ChargedFault, Charge, Fault, FaultClass, Phase
+from raytrials.core.fault import Charge, ChargedFault, Fault, FaultClass, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy
 from raytrials.driver import probe
 from raytrials.driver.classify import classify, is_actor_error
@@ -126,6 +126,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     account: Account
     context: FitContext
     phase: Phase | None = None
+    _default_result_or_future: Any  # Ray's
     _decision: Decision | None = None
     _probe_key: str | None = None
 
@@ -181,7 +182,6 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self.account.high_water = iteration
             self._set_history(self.account.history.progressed())
 
-
     def _on_restored(self) -> None:
         self.phase = Phase.RUNNING
         self._forget_probe()
@@ -211,12 +211,12 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def _phase_of(self, error: BaseException) -> Phase:
         """Return the phase in which `error` struck.
 
-        A function that was given its checkpoint counts as restored when the worker said that it
-        left the checkpoint, or when it raised outside of it. It counts as restoring when it raised
-        inside, or when it died without having said that it left.
+        Once Ray has acknowledged the restore of a function, that function counts as restored when
+        the worker said that it left the checkpoint, or when it raised outside of it. It counts as
+        restoring when it raised inside, or when it died without having said that it left.
         """
         phase = self.phase or Phase.STOPPING
-        if phase is not Phase.RESTORING or self._probe_key is None:
+        if phase is not Phase.RESTORING or self._probe_key is None or self.is_restoring:
             return phase
         stage = probe.read(self._probe_key)
         if stage is probe.Stage.LEFT:

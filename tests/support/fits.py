@@ -1,0 +1,86 @@
+"""Fits as the integration tests need them, and drivers that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from support.breaking import Counting, counting
+
+TRAINABLES = {"class": Counting, "function": counting}
+
+
+def run_config(
+    directory: Path, trainable: Any, *, max_failures: int = 0, **kwargs: Any
+) -> tune.RunConfig:
+    """A quiet run under `directory`/storage/fit that saves at every step."""
+    frequency = 0 if trainable is counting else 1
+    return tune.RunConfig(
+        name="fit",
+        storage_path=str(directory / "storage"),
+        verbose=0,
+        failure_config=tune.FailureConfig(max_failures=max_failures),
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=frequency),
+        **kwargs,
+    )
+
+
+def space(directory: Path, faults: Sequence[str]) -> dict[str, Any]:
+    """One trial for each fault."""
+    return {"fault": tune.grid_search(list(faults)), "marks": str(directory)}
+
+
+def wait_until(
+    condition: Callable[[], bool], *, alive: Callable[[], bool], timeout_s: float = 120
+) -> None:
+    """Wait for a condition while something lives, at most `timeout_s`.
+
+    Raises:
+        TimeoutError: it did not come in time.
+        RuntimeError: what it depends on has died.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if not alive():
+            raise RuntimeError("ended before the condition came true")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing in {timeout_s} s")
+        time.sleep(0.05)
+
+
+def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a Python script in a process group of its own; it can import `support`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> str:
+    """Return what a script printed, once it has ended well."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    if process.returncode:
+        raise RuntimeError(f"exit code {process.returncode}:\n{output}")
+    return output
+
+
+def last_json(output: str) -> Any:
+    """Return the value of the last line that a script printed."""
+    return json.loads(output.strip().splitlines()[-1])
