@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import cloudpickle, exceptions
@@ -26,8 +26,8 @@ from ray.tune import ResultGrid
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.impl.tuner_internal import TunerInternal
-from ray.tune.registry import get_trainable_cls
-from ray.tune.trainable import FunctionTrainable
+from ray.tune.registry import _has_trainable, get_trainable_cls
+from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
 from ray.tune.utils import date_str
 
@@ -53,7 +53,6 @@ __all__ = [
     "TunerInternal",
     "cloudpickle",
     "date_str",
-    "get_trainable_cls",
 ]
 
 # `checkpoint` and `metrics` of one save; what `restore` is called with.
@@ -74,7 +73,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_schedule_trial_stop",
         "_on_training_result",
         "_validate_result_metrics",
-        "_process_trial_save",
         "_on_trial_reset",
         "_trial_task_failure",
         "_process_trial_failure",
@@ -84,7 +82,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "get_trainable_cls",
         "handle_error",
         "should_recover",
-        "on_checkpoint",
         "on_restore",
         "_get_default_result_or_future",
     ),
@@ -192,6 +189,31 @@ def analysis_of(grid: ResultGrid) -> Any:
 def is_client_connected() -> bool:
     """Whether this process talks to the cluster through Ray Client (`ray.util.client`)."""
     return bool(ray.util.client.ray.is_connected())
+
+
+# --- trainables ----------------------------------------------------------------------------------
+
+
+def trainable_class(trainable: Any) -> type | None:
+    """Return the class that runs `trainable`, as `register_trainable` would make it.
+
+    None for what only Ray can resolve (a search space over trainables). A name is looked up.
+    """
+    if isinstance(trainable, str):
+        return cast("type", get_trainable_cls(trainable))
+    if isinstance(trainable, type):
+        return trainable
+    return cast("type", wrap_function(trainable)) if callable(trainable) else None
+
+
+def is_registered(name: Any) -> bool:
+    """Whether Ray's registry knows a trainable of this name."""
+    return not isinstance(name, str) or bool(_has_trainable(name))
+
+
+def is_registry_race(error: RuntimeError) -> bool:
+    """Whether two threads wrote to Ray's registry, one dictionary a process, at the same time."""
+    return "dictionary changed size" in str(error)
 
 
 # --- errors --------------------------------------------------------------------------------------

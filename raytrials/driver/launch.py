@@ -17,9 +17,10 @@ from raytrials.driver.controller import Controller
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageUnwritableError, UnserializableTrainableError
 
-# Ray's registry of trainables is one dictionary per process, and loses entries or raises when two
-# threads write to it at once.
+# Ray's registry of trainables is one dictionary a process, and loses entries or raises when two
+# threads write to it at once. The lock keeps our fits apart; a vanilla fit beside them knows none.
 _registry_lock = threading.Lock()
+_REGISTRY_TRIES = 10
 
 _STORAGE_ERRORS = (OSError, pyarrow.lib.ArrowException)
 
@@ -74,15 +75,27 @@ def _experiment_class(context: FitContext) -> type[_ray.Experiment]:
     """Return what `tune.run` makes its experiment with: Ray's own class, made under our eyes."""
 
     class ObservedExperiment(_ray.Experiment):  # type: ignore[misc]
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            try:
-                with _registry_lock:
-                    experiment = _ray.Experiment(*args, **kwargs)
-                    context.trainable_name = experiment.run_identifier
-                    context.trainable_cls = _ray.get_trainable_cls(experiment.run_identifier)
-            except _STORAGE_ERRORS as error:
-                path = str(kwargs.get("storage_path"))
-                raise StorageUnwritableError(path, str(error)) from error
+        def __new__(cls, **kwargs: Any) -> Any:
+            experiment = _make_experiment(kwargs)
+            context.trainable_name = experiment.run_identifier
+            context.trainable_cls = _ray.trainable_class(kwargs["run"])
             return experiment
 
     return ObservedExperiment
+
+
+def _make_experiment(kwargs: dict[str, Any]) -> _ray.Experiment:
+    """Return Ray's experiment, with its trainable registered whatever other threads register."""
+    for remaining in reversed(range(_REGISTRY_TRIES)):
+        try:
+            with _registry_lock:
+                experiment = _ray.Experiment(**kwargs)
+        except _STORAGE_ERRORS as error:
+            raise StorageUnwritableError(str(kwargs.get("storage_path")), str(error)) from error
+        except RuntimeError as error:
+            if not _ray.is_registry_race(error) or not remaining:
+                raise
+        else:
+            if _ray.is_registered(experiment.run_identifier):
+                break
+    return experiment

@@ -14,7 +14,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from copyreg import __newobj__  # type: ignore[attr-defined]
 from enum import Enum
 from typing import Any, cast
 
@@ -85,7 +84,7 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         plain = _plain_class(type(self))
         if self._key is None:
-            return (__newobj__, (plain,), self.__dict__)
+            return (object.__new__, (plain,), self.__dict__)
         return (_rebuild, (plain, self.__dict__))
 
 

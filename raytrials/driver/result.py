@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ray.tune import ExperimentAnalysis, Result, ResultGrid
+from ray.tune import Result, ResultGrid
 
 from raytrials import _ray
 from raytrials.core.fault import ChargedFault
@@ -30,9 +30,6 @@ class TrialResult(Result):  # type: ignore[misc]
 
 class TrialResultGrid(ResultGrid):  # type: ignore[misc]
     """Ray's `ResultGrid` of :class:`TrialResult`."""
-
-    def __init__(self, experiment_analysis: ExperimentAnalysis) -> None:
-        super().__init__(experiment_analysis)
 
     @staticmethod
     def _populate_exception(trial: _ray.Trial) -> Exception | None:

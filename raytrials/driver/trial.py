@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -312,7 +311,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own trial: what is left behind can be read without raytrials."""
-        return (__newobj__, (_ray.Trial,), self.__getstate__())
+        return (object.__new__, (_ray.Trial,), self.__getstate__())
 
     def __getstate__(self) -> dict[str, Any]:
         """Return Ray's state with the account as plain JSON; nothing in it needs raytrials."""

@@ -16,9 +16,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 # Workers import the trainables of `support` by name.
 _TESTS = str(Path(__file__).parents[1])
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+os.environ["PYTHONPATH"] = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 import ray
 

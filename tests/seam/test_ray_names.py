@@ -1,0 +1,199 @@
+"""Every name of Ray's that we rely on without a promise is still there, as it was.
+
+These tests fail first when Ray moves, and say which name moved.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from importlib.metadata import requires
+from typing import Any
+
+import pytest
+import ray
+from packaging.requirements import Requirement
+from ray.tune.impl import tuner_internal
+from ray.tune.trainable import trainable
+from ray.tune.tune import run
+
+from raytrials import _ray
+from raytrials.driver.actors import ActorManager
+from raytrials.driver.controller import Controller
+from raytrials.driver.launch import TunerInternal
+from raytrials.driver.result import TrialResultGrid
+from raytrials.driver.trial import Trial
+from raytrials.errors import UnsupportedRayError
+
+OURS = {
+    _ray.TuneController: Controller,
+    _ray.Trial: Trial,
+    _ray.RayActorManager: ActorManager,
+    _ray.TunerInternal: TunerInternal,
+    _ray.ResultGrid: TrialResultGrid,
+}
+
+# Ray's parameters, without self, as our overrides and calls pass them on.
+PARAMETERS = {
+    (_ray.TuneController, "add_trial"): ["trial"],
+    (_ray.TuneController, "stop_trial"): ["trial"],
+    (_ray.TuneController, "_restore_trials"): ["experiment_state"],
+    (_ray.TuneController, "_requeue_restored_trials"): ["trials", "resume_config"],
+    (_ray.TuneController, "_schedule_trial_actor"): ["trial"],
+    (_ray.TuneController, "_maybe_reuse_cached_actor"): ["trial"],
+    (_ray.TuneController, "_actor_started"): ["tracked_actor", "log"],
+    (_ray.TuneController, "_schedule_trial_restore"): ["trial"],
+    (_ray.TuneController, "_schedule_trial_stop"): ["trial", "exception"],
+    (_ray.TuneController, "_on_training_result"): ["trial", "result"],
+    (_ray.TuneController, "_validate_result_metrics"): ["result"],
+    (_ray.TuneController, "_on_trial_reset"): ["trial", "success"],
+    (_ray.TuneController, "_trial_task_failure"): ["trial", "exception"],
+    (_ray.TuneController, "_process_trial_failure"): ["trial", "exception"],
+    (_ray.TuneController, "_on_restoring_result"): ["trial", "result"],
+    (_ray.TuneController, "_set_trial_status"): ["trial", "status"],
+    (_ray.TuneController, "_unstage_trial_with_resources"): ["trial"],
+    (_ray.TuneController, "_mark_trial_to_checkpoint"): ["trial"],
+    (_ray.Trial, "handle_error"): ["exc"],
+    (_ray.Trial, "should_recover"): [],
+    (_ray.Trial, "on_restore"): [],
+    (_ray.Trial, "get_trainable_cls"): [],
+    (_ray.Trial, "_get_default_result_or_future"): [],
+    (_ray.RayActorManager, "_actor_task_failed"): ["tracked_actor_task", "exception"],
+    (_ray.RayActorManager, "_actor_start_failed"): ["tracked_actor", "exception"],
+    (_ray.TunerInternal, "_validate_trainable"): ["trainable", "required_trainable_name"],
+    (_ray.TunerInternal, "_fit_internal"): ["trainable", "param_space"],
+    (_ray.TunerInternal, "_fit_resume"): ["trainable", "param_space"],
+    (_ray.ResultGrid, "_populate_exception"): ["trial"],
+    (_ray.ResultGrid, "_trial_to_result"): ["trial"],
+}
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), PARAMETERS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_a_method_has_the_parameters_that_we_pass(kind: type, name: str) -> None:
+    found = parameters(getattr(kind, name))
+    assert found == PARAMETERS[kind, name], f"Ray moved {kind.__qualname__}.{name}: {found}"
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+def test_the_list_of_overridden_methods_is_complete(kind: type) -> None:
+    overridden = {
+        name
+        for name, value in vars(OURS[kind]).items()
+        if callable(value) or isinstance(value, property | staticmethod)
+        if hasattr(kind, name) and name not in {"__doc__", "__module__", "__annotations__"}
+    }
+    inherited_from_object = {"__reduce_ex__"}
+    assert overridden - inherited_from_object == set(_ray.OVERRIDDEN[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for names in (_ray.OVERRIDDEN, _ray.USED)
+        for kind in names
+        for name in names[kind]
+    ],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_a_name_that_we_rely_on_exists(kind: type, name: str) -> None:
+    assert hasattr(kind, name), f"Ray no longer has {kind.__qualname__}.{name}"
+
+
+def test_run_and_the_internal_tuner_read_the_names_that_we_rebind() -> None:
+    assert {"TuneController", "Experiment", "run"} <= set(run.__code__.co_names)
+    assert "run" in tuner_internal.TunerInternal._fit_internal.__code__.co_names
+    assert "run" in tuner_internal.TunerInternal._fit_resume.__code__.co_names
+
+
+def test_the_rebound_run_names_ours_and_leaves_rays_alone() -> None:
+    copy = _ray.tune_run(Controller, _ray.Experiment)
+    assert copy.__globals__["run"] is copy
+    assert copy.__globals__["TuneController"] is Controller
+    assert copy.__kwdefaults__ == run.__kwdefaults__
+    assert run.__globals__["TuneController"] is _ray.TuneController
+    assert run.__globals__["run"] is run
+
+
+def test_rebinding_a_name_that_is_gone_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ray.rebind(run, no_such_name=1)
+
+
+def test_the_controller_has_the_attributes_that_we_use() -> None:
+    source = inspect.getsource(_ray.TuneController.__init__)
+    for name in (
+        "_actor_manager",
+        "_actor_to_trial",
+        "_fail_fast",
+        "_has_errored",
+        "_print_trial_errors",
+        "_resetting_trials",
+    ):
+        assert f"self.{name}" in source, f"Ray no longer sets TuneController.{name}"
+    assert "resource_manager_factory" in parameters(_ray.TuneController.__init__)
+    assert "_live_actors_to_ray_actors_resources" in inspect.getsource(
+        _ray.RayActorManager.__init__
+    )
+    state = inspect.getsource(_ray.Trial)
+    for name in ("restoring_from", "ray_actor", "num_restore_failures"):
+        assert f"temporary_state.{name}" in state, f"Ray no longer sets temporary_state.{name}"
+
+
+def test_the_text_of_a_missing_checkpoint_is_as_it_was() -> None:
+    source = textwrap.dedent(inspect.getsource(trainable.Trainable.restore))
+    assert all(word in source for word in ("raise ValueError", "does not exist on", "storage any"))
+    message = "".join(
+        node.value
+        for node in _string_constants(source)
+        if "recover" in node.value or "storage anymore" in node.value
+    )
+    assert message.startswith(_ray.CHECKPOINT_GONE)
+
+
+def _string_constants(source: str) -> list[Any]:
+    import ast  # noqa: PLC0415
+
+    return [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def test_the_actor_error_says_what_we_ask_it() -> None:
+    error = ray.exceptions.RayActorError()
+    assert (error.preempted, error.actor_init_failed, error.actor_id) == (False, False, None)
+
+
+def test_the_tested_range_is_that_of_the_package() -> None:
+    ((first_major, first_minor), (last_major, last_minor)) = _ray.TESTED
+    (pinned,) = [
+        Requirement(one) for one in requires("raytrials") or [] if one.startswith("ray[tune]")
+    ]
+    assert f"{first_major}.{first_minor}" in pinned.specifier
+    assert f"{last_major}.{last_minor}.9" in pinned.specifier
+    assert f"{first_major}.{first_minor - 1}.9" not in pinned.specifier
+    assert f"{last_major}.{last_minor + 1}" not in pinned.specifier
+
+
+def test_the_installed_ray_is_in_the_tested_range() -> None:
+    _ray.check_version(ray.__version__)
+
+
+@pytest.mark.parametrize("version", ["2.9.3", "2.99.0", "3.0.0"])
+def test_an_untested_ray_is_refused_unless_allowed(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnsupportedRayError) as caught:
+        _ray.check_version(version)
+    for part in (version, "2.57 to 2.60", "RAYTRIALS_ALLOW_UNTESTED_RAY=1"):
+        assert part in str(caught.value)
+    monkeypatch.setenv("RAYTRIALS_ALLOW_UNTESTED_RAY", "1")
+    _ray.check_version(version)

@@ -1,0 +1,39 @@
+"""The API as users write it; mypy --strict has to agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import tune
+
+from raytrials import ActorError, Cause, ChargedFault, RestoreError, RetryPolicy, Tuner
+from raytrials.driver.result import TrialResult
+from raytrials.errors import TrialError
+
+
+def train(config: dict[str, Any]) -> None:
+    tune.report({"score": config["x"]})
+
+
+policy: RetryPolicy = RetryPolicy(restore_retries=3, max_infra_failures=None, count_preemption=True)
+tuner: Tuner = Tuner(
+    train,
+    param_space={"x": 1},
+    tune_config=tune.TuneConfig(num_samples=2),
+    run_config=tune.RunConfig(name="typed"),
+    retry_policy=policy,
+)
+restored: Tuner = Tuner.restore("path", train, resume_errored=True, retry_policy=None)
+results: tune.ResultGrid = restored.fit()
+
+
+def of(result: TrialResult) -> tuple[str, bool]:
+    faults: tuple[ChargedFault, ...] = result.faults
+    lost = any(fault.cause is Cause.NODE_LOST for fault in faults)
+    error = result.error
+    if isinstance(error, RestoreError | ActorError):
+        attempt: int = error.attempt
+        return f"{error.trial_id} {attempt} {error.cause}", lost
+    if isinstance(error, TrialError):
+        return error.detail, lost
+    return "", lost

@@ -1,0 +1,63 @@
+"""The tree of errors: what every class in it must stand."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from ray import cloudpickle
+
+from raytrials import errors
+from raytrials.core.fault import Cause, Phase
+
+
+def tree(root: type[errors.RaytrialsError]) -> Iterator[type[errors.RaytrialsError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from tree(child)
+
+
+ARGUMENTS = {
+    errors.RaytrialsError: ("text",),
+    errors.ConfigurationError: ("name", "value", "another value"),
+    errors.UnserializableTrainableError: ("train", "a lock"),
+    errors.StorageUnwritableError: ("/storage", "no space"),
+    errors.UnsupportedRayError: ("1.0", "2.0 to 3.0"),
+    errors.UnsupportedPathError: ("Ray Client", "Use a job."),
+}
+TRIAL_ARGUMENTS = ("abc", 2, Phase.RUNNING, Cause.WORKER_DIED, "node", "it died")
+CONCRETE = [kind for kind in tree(errors.RaytrialsError) if kind is not errors.TrialError]
+
+
+def make(kind: type[errors.RaytrialsError]) -> errors.RaytrialsError:
+    return kind(*ARGUMENTS.get(kind, TRIAL_ARGUMENTS))
+
+
+@pytest.mark.parametrize("kind", CONCRETE)
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_an_error_survives_pickling_with_all_its_fields(
+    kind: type[errors.RaytrialsError], pickler: object
+) -> None:
+    error = make(kind)
+    copy = pickler.loads(pickler.dumps(error))  # type: ignore[attr-defined]
+    assert type(copy) is kind
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
+
+
+@pytest.mark.parametrize("kind", CONCRETE)
+def test_an_error_is_hashable_and_has_an_exit_code_of_its_own_kind(
+    kind: type[errors.RaytrialsError],
+) -> None:
+    assert isinstance(hash(make(kind)), int)
+    assert 1 <= kind.exit_code <= 125
+
+
+@pytest.mark.parametrize("kind", CONCRETE)
+def test_the_text_of_an_error_holds_the_values_of_its_fields(
+    kind: type[errors.RaytrialsError],
+) -> None:
+    text = str(make(kind))
+    for value in ARGUMENTS.get(kind, TRIAL_ARGUMENTS):
+        assert str(value) in text
