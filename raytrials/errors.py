@@ -112,6 +112,27 @@ class UnsupportedPathError(RaytrialsError):
         return f"raytrials.Tuner cannot run through {self.found}. {self.instead}"
 
 
+class MissingExtraError(RaytrialsError, ImportError):
+    """A command needs packages that raytrials does not install by default.
+
+    The caller's to mend; raised before anything starts; spends no budget.
+    """
+
+    exit_code = 2
+
+    def __init__(self, command: str, packages: tuple[str, ...], extra: str) -> None:
+        super().__init__(command, packages, extra)
+        self.command = command
+        self.packages = packages
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return (
+            f"`{self.command}` needs {' and '.join(self.packages)}, not installed here. "
+            f"Install with: pip install 'raytrials[{self.extra}]'"
+        )
+
+
 class TrialError(RaytrialsError):
     """One failure of one trial, typed.
 

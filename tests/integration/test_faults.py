@@ -1,11 +1,12 @@
-"""Each fault, done for real: it gets the right type, phase, cause and charge, and the trial ends
-as if nothing had happened, from the newest checkpoint that it had.
+"""Each fault, done for real: it gets the right type, phase, cause and charge.
+
+And the trial ends as if nothing had happened, from the newest checkpoint that it had.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,13 +108,13 @@ def run(trainable: Any, faults: Sequence[str]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def class_run(ray_local: None) -> Iterator[Run]:
-    yield run(Counting, [*CLASS_FAULTS, "none"])
+def class_run(ray_local: None) -> Run:
+    return run(Counting, [*CLASS_FAULTS, "none"])
 
 
 @pytest.fixture(scope="module")
-def function_run(ray_local: None) -> Iterator[Run]:
-    yield run(counting, [*FUNCTION_FAULTS, "none"])
+def function_run(ray_local: None) -> Run:
+    return run(counting, [*FUNCTION_FAULTS, "none"])
 
 
 def check(run: Run, fault: str, expected: Expected) -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -182,6 +183,12 @@ def test_vanilla_ray_reads_and_restores_our_experiment_without_raytrials(workspa
     assert after == [STEPS, STEPS, STEPS]
 
 
+def globals_of_ray() -> tuple[object, ...]:
+    modules = (sys.modules["ray.tune.tune"], sys.modules["ray.tune.impl.tuner_internal"])
+    names = ("run", "Experiment", "TuneController")
+    return tuple(getattr(module, name, None) for module in modules for name in names)
+
+
 def make_same_name(value: int) -> Any:
     def same_name(config: dict[str, Any]) -> None:
         if config["x"] == 0 and first_time({**config, "fault": str(value)}, "killed"):
@@ -194,7 +201,7 @@ def make_same_name(value: int) -> Any:
 def test_tuners_in_threads_and_a_vanilla_one_beside_do_not_disturb_each_other(
     workspace: Path,
 ) -> None:
-    before = (tune.run, ray.tune.tune.TuneController, ray.tune.impl.tuner_internal.run)
+    before = globals_of_ray()
     barrier = threading.Barrier(3)
 
     def fit(value: int, tuner: type[tune.Tuner]) -> tuple[list[int], set[type]]:
@@ -223,7 +230,7 @@ def test_tuners_in_threads_and_a_vanilla_one_beside_do_not_disturb_each_other(
     # Vanilla may trip over its own registry, which goes by name alone.
     if fits[2].exception() is None:
         assert fits[2].result()[1] == {Trial.__mro__[1]}
-    assert before == (tune.run, ray.tune.tune.TuneController, ray.tune.impl.tuner_internal.run)
+    assert before == globals_of_ray()
 
 
 def without_metric(config: dict[str, Any]) -> None:

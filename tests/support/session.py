@@ -18,7 +18,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 _TESTS = str(Path(__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-import ray
+import ray  # noqa: E402 - it reads the environment when it is imported
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ ARGUMENTS = {
     errors.ConfigurationError: ("name", "value", "another value"),
     errors.UnserializableTrainableError: ("train", "a lock"),
     errors.StorageUnwritableError: ("/storage", "no space"),
+    errors.MissingExtraError: ("raytrials demo", ("optuna",), "demo"),
     errors.UnsupportedRayError: ("1.0", "2.0 to 3.0"),
     errors.UnsupportedPathError: ("Ray Client", "Use a job."),
 }
@@ -60,4 +61,4 @@ def test_the_text_of_an_error_holds_the_values_of_its_fields(
 ) -> None:
     text = str(make(kind))
     for value in ARGUMENTS.get(kind, TRIAL_ARGUMENTS):
-        assert str(value) in text
+        assert all(str(part) in text for part in (value if isinstance(value, tuple) else [value]))

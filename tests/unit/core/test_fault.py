@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raytrials.core.fault import Cause, ChargedFault, Charge, Fault, FaultClass, Phase
+from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "fault-v1.json"
 FAULT = Fault(

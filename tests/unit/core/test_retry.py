@@ -70,7 +70,7 @@ def test_a_flag_moves_a_cause_to_another_account(
     flag: str,
     value: bool,
     cause: Cause,
-    charge: Charge,  # noqa: FBT001
+    charge: Charge,
 ) -> None:
     policy = dataclasses.replace(PLAIN, **{flag: value})
     assert policy.decide(fault(FaultClass.ACTOR, cause), FRESH).charge is charge

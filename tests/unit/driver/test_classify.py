@@ -25,7 +25,7 @@ def actor_error(**flags: bool) -> exceptions.RayActorError:
     return exceptions.RayActorError(error_msg="gone", **flags)
 
 
-class Picky(Exception):
+class PickyError(Exception):
     def __init__(self, *, code: int) -> None:
         super().__init__(code)
 
@@ -51,7 +51,7 @@ ACTORS = [
     (exceptions.ActorDiedError(), Cause.WORKER_DIED),
     (exceptions.ActorUnavailableError("gone", None), Cause.ACTOR_UNAVAILABLE),
 ]
-USERS = [ValueError("mine"), MemoryError("mine"), ConnectionError("mine"), Picky(code=1)]
+USERS = [ValueError("mine"), MemoryError("mine"), ConnectionError("mine"), PickyError(code=1)]
 
 
 @pytest.mark.parametrize(("error", "cause"), LOST + ACTORS)

@@ -1,0 +1,97 @@
+"""The faults of the demo: when workers are killed, and the callback that kills them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from ray import tune
+
+from raytrials.demo.job import Scratch
+from raytrials.demo.table import tell
+
+GRACE_EPOCHS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large a run is, and what strikes it.
+
+    Attributes:
+        trials: configs that are tried.
+        epochs: epochs of a trial that ASHA never stops.
+        kills_after: results that have come before each kill of a worker, ascending.
+    """
+
+    trials: int
+    epochs: int
+    kills_after: tuple[int, ...]
+
+
+QUICK = Plan(trials=12, epochs=8, kills_after=(6, 18))
+FULL = Plan(trials=16, epochs=32, kills_after=(20, 60, 100))
+
+
+class Killer(tune.Callback):  # type: ignore[misc]
+    """Kills workers at planned results with SIGKILL, and says how the search goes.
+
+    A kill strikes the worker that has just reported, before the driver knows the checkpoint of that
+    epoch: what a real death costs. Each strikes another trial, once it has an older checkpoint. The
+    first victim's next worker kills itself while it restores.
+
+    Args:
+        plan: when to kill.
+        scratch: directory of :class:`Scratch`. Once it is gone nothing is killed, so that an
+            experiment that is restored later runs undisturbed.
+    """
+
+    def __init__(self, plan: Plan, scratch: str) -> None:
+        self._plan = plan
+        self._scratch = Scratch(scratch)
+        self._results = 0
+        self._finished = 0
+        self._victims: list[str] = []
+        self._pids: dict[str, int] = {}
+
+    def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """Kill the worker that reported, if a kill is due and this worker is fit for it."""
+        self._results += 1
+        pid, epoch = result["pid"], result["epoch"]
+        if self._pids.setdefault(trial.trial_id, pid) != pid:
+            self._pids[trial.trial_id] = pid
+            tell(f"trial {trial.trial_id} is back with epoch {epoch}, in worker {pid}")
+        if not (self._is_due() and self._is_fit(trial.trial_id, result)):
+            return
+        plot = ""
+        if not self._victims:
+            self._scratch.plan_restore_kill(trial.trial_id)
+            plot = "; its next one is to die while it loads the checkpoint"
+        self._victims.append(trial.trial_id)
+        os.kill(pid, signal.SIGKILL)
+        tell(f"trial {trial.trial_id}: worker {pid} KILLED after epoch {epoch}{plot}")
+
+    def _is_due(self) -> bool:
+        to_come = self._plan.kills_after[len(self._victims) :]
+        return bool(to_come) and self._results >= to_come[0]
+
+    def _is_fit(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return (
+            trial_id not in self._victims
+            and result["epoch"] > GRACE_EPOCHS
+            and not result.get("done")
+            and result["hostname"] == socket.gethostname()
+            and self._scratch.staging is not None
+        )
+
+    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
+        """Say that a trial goes on."""
+        tell(f"trial {trial.trial_id} lost its worker and is tried again")
+
+    def on_trial_complete(self, **_: Any) -> None:
+        """Say how far the search is, every fourth trial."""
+        self._finished += 1
+        if self._finished % 4 == 0:
+            tell(f"{self._finished} of {self._plan.trials} trials finished")
