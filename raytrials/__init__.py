@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raytrials.core.fault import Cause, ChargedFault
     from raytrials.core.retry import RetryPolicy
-    from raytrials.errors import ActorError, RaytrialsError, RestoreError, TrainingError
+    from raytrials.core.rule import Rule
+    from raytrials.errors import ActorError, Fatal, RaytrialsError, RestoreError, TrainingError
     from raytrials.tuner import Tuner
 
 __version__ = "0.1.0"
@@ -21,9 +22,11 @@ _HOMES = {
     "ActorError": "raytrials.errors",
     "Cause": "raytrials.core.fault",
     "ChargedFault": "raytrials.core.fault",
+    "Fatal": "raytrials.errors",
     "RaytrialsError": "raytrials.errors",
     "RestoreError": "raytrials.errors",
     "RetryPolicy": "raytrials.core.retry",
+    "Rule": "raytrials.core.rule",
     "TrainingError": "raytrials.errors",
     "Tuner": "raytrials.tuner",
 }
@@ -32,9 +35,11 @@ __all__ = [
     "ActorError",
     "Cause",
     "ChargedFault",
+    "Fatal",
     "RaytrialsError",
     "RestoreError",
     "RetryPolicy",
+    "Rule",
     "TrainingError",
     "Tuner",
 ]

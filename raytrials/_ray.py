@@ -10,6 +10,7 @@ override.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -30,6 +31,7 @@ from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
 from ray.tune.utils import date_str
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrials import settings
 from raytrials.errors import UnsupportedRayError
@@ -71,7 +73,13 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_actor_started",
         "_schedule_trial_restore",
         "_schedule_trial_stop",
+        "_schedule_trial_pause",
+        "_try_recover",
+        "_requeue_trial",
+        "on_step_begin",
+        "on_step_end",
         "_on_training_result",
+        "_process_trial_result",
         "_validate_result_metrics",
         "_on_trial_reset",
         "_trial_task_failure",
@@ -85,7 +93,21 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "on_restore",
         "_get_default_result_or_future",
     ),
-    RayActorManager: ("_actor_task_failed", "_actor_start_failed"),
+    RayActorManager: (
+        "__init__",
+        "add_actor",
+        "remove_actor",
+        "_try_start_actors",
+        "_actor_task_failed",
+        "_actor_start_failed",
+    ),
+    PlacementGroupResourceManager: (
+        "__init__",
+        "request_resources",
+        "cancel_resource_request",
+        "has_resources_ready",
+        "acquire_resources",
+    ),
     ResultGrid: ("_populate_exception", "_trial_to_result"),
     TunerInternal: (
         "__init__",
@@ -239,6 +261,27 @@ def is_checkpoint_gone(error: BaseException) -> bool:
     return isinstance(error, ValueError) and str(error).startswith(CHECKPOINT_GONE)
 
 
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_LAST_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+
+
+def exit_code_in(text: str) -> int | None:
+    """Return the exit code that the text of an actor's death names; Ray offers the text alone."""
+    found = _EXIT_CODE.search(text)
+    return int(found.group(1)) if found else None
+
+
+def exception_named_in(text: str) -> tuple[str, ...]:
+    """Return the class that the last line of a traceback names, as the traceback writes it."""
+    named = _LAST_EXCEPTION.findall(text.strip().rpartition("\n")[2])
+    return tuple(named[:1])
+
+
+def is_package_missing(error: BaseException) -> bool:
+    """Whether a worker could not import raytrials; Ray offers the text alone."""
+    return "No module named 'raytrials" in str(error)
+
+
 def actor_of_task(task: Any) -> Any:
     """Return the tracked actor of a `TrackedActorTask` (`_tracked_actor`)."""
     return task._tracked_actor
@@ -271,6 +314,69 @@ def node_of_actor(actor_id: str | None) -> str | None:
         return None
     node_id: str = (record or {}).get("Address", {}).get("NodeID", "")
     return node_id if node_id.strip("f") else None
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+NODE_ID_LABEL = "ray.io/node-id"
+
+
+def group_arguments(request: Any, avoided: frozenset[str]) -> dict[str, Any]:
+    """Return the arguments of `placement_group` for a request, kept off some nodes.
+
+    `request` is a `ResourceRequest`, whose bound arguments (`_bound`) these are. Nodes are told by
+    the label that Ray gives each of them; a selector that asks for a node by itself is left alone.
+    """
+    arguments = dict(request._bound.arguments)
+    given = arguments.get("bundle_label_selector") or [{} for _ in arguments["bundles"]]
+    off = {NODE_ID_LABEL: f"!in({','.join(sorted(avoided))})"}
+    arguments["bundle_label_selector"] = [{**off, **selector} for selector in given]
+    return arguments
+
+
+def draining_nodes() -> frozenset[str]:
+    """Return the hex ids of nodes with an accepted drain (`state.get_draining_nodes`)."""
+    return frozenset(ray._private.state.state.get_draining_nodes())
+
+
+def own_node() -> str:
+    """Return the hex id of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def has_runtime_environment() -> bool:
+    """Whether workers of this job may have other packages than their node's own."""
+    environment = ray.get_runtime_context().runtime_env or {}
+    return bool(
+        set(environment) & {"pip", "uv", "conda", "py_executable", "container", "image_uri"}
+    )
+
+
+def ask_for_package(node_id: str) -> ray.ObjectRef:
+    """Ask a worker on a node, in the job's runtime environment, whether it finds raytrials.
+
+    The question is code without a module, so that cloudpickle sends it by value: a worker that
+    lacks the package must be able to answer.
+    """
+    question = types.FunctionType(
+        _finds_package.__code__, {"__builtins__": __builtins__}, "finds_raytrials"
+    )
+    question.__module__ = "__main__"
+    on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node)(question)
+    return task.remote()
+
+
+def _finds_package() -> bool:
+    try:
+        import raytrials  # noqa: F401, PLC0415 - runs in a worker, by itself
+    except ImportError:
+        return False
+    return True
+
+
+PREEMPTED_DEATH = 3
+"""`NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED`, as the node table's `DeathReason` has it."""
 
 
 # --- the cluster's key-value store ---------------------------------------------------------------

@@ -112,6 +112,30 @@ class UnsupportedPathError(RaytrialsError):
         return f"raytrials.Tuner cannot run through {self.found}. {self.instead}"
 
 
+class PackageMissingError(RaytrialsError):
+    """No node of the cluster can import raytrials.
+
+    The cluster's set-up; raised before any trial starts; spends no budget.
+    """
+
+    exit_code = 2
+
+    def __init__(self, node_ids: tuple[str, ...]) -> None:
+        super().__init__(node_ids)
+        self.node_ids = node_ids
+
+    def __str__(self) -> str:
+        return (
+            f"No worker can import raytrials; asked were the nodes {', '.join(self.node_ids)}. "
+            "Install the driver's version on them, or put it into the runtime environment: "
+            "ray.init(runtime_env={'pip': [...]}) or {'py_modules': [raytrials]}."
+        )
+
+
+class Fatal(Exception):  # noqa: N818 - reads as what it is: `raise raytrials.Fatal(...)`
+    """Raised by the user's code: this trial is not to be tried again, whatever its budget."""
+
+
 class MissingExtraError(RaytrialsError, ImportError):
     """A command needs packages that raytrials does not install by default.
 

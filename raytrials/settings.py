@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from raytrials.errors import ConfigurationError
 
@@ -42,6 +42,15 @@ def _parse_flag(text: str) -> bool:
     return {"0": False, "1": True}[text]
 
 
+def _parse_seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+SECONDS: Kind[float] = Kind("seconds, 0 or more", _parse_seconds)
+TEXT: Kind[str] = Kind("a path", str)
 COUNT: Kind[int] = Kind("a whole number, 0 or more", _parse_count)
 FLAG: Kind[bool] = Kind("0 or 1", _parse_flag)
 
@@ -116,6 +125,34 @@ COUNT_WORKER_DEATH_AS_FAILURE = Setting(
     meaning="0 makes the death of a worker process on a live node free; it then counts against "
     "`RAYTRIALS_MAX_INFRA_FAILURES`.",
 )
+BACKOFF_INITIAL_S = Setting(
+    "RAYTRIALS_BACKOFF_INITIAL_S",
+    SECONDS,
+    1.0,
+    "How long the second retry of the same kind in a row waits; each further one waits twice as "
+    "long. 0 switches waiting off.",
+)
+BACKOFF_MAX_S = Setting("RAYTRIALS_BACKOFF_MAX_S", SECONDS, 60.0, "How long a retry waits at most.")
+AVOID_NODE_S = Setting(
+    "RAYTRIALS_AVOID_NODE_S",
+    SECONDS,
+    600.0,
+    "How long a trial stays off the node of its failure, while another node fits. 0 switches that "
+    "off.",
+)
+CHARGE_DECISION_S = Setting(
+    "RAYTRIALS_CHARGE_DECISION_S",
+    SECONDS,
+    30.0,
+    "How long the charge of an actor that cannot be reached stays open at most, until the cluster "
+    "knows what became of its node.",
+)
+RULES = Setting(
+    "RAYTRIALS_RULES",
+    TEXT,
+    "",
+    "A JSON or TOML file with rules of the retry policy (see `docs/failures.md`).",
+)
 ALLOW_UNTESTED_RAY = Setting(
     "RAYTRIALS_ALLOW_UNTESTED_RAY",
     FLAG,
@@ -123,12 +160,17 @@ ALLOW_UNTESTED_RAY = Setting(
     meaning="1 runs on a Ray version outside the tested range.",
 )
 
-SETTINGS: tuple[Setting[int] | Setting[bool], ...] = (
+SETTINGS: tuple[Setting[Any], ...] = (
     RESTORE_RETRY_NUM,
     COUNT_PREEMPTION_AS_FAILURE,
     MAX_INFRA_FAILURES,
     COUNT_NODE_LOSS_AS_FAILURE,
     COUNT_WORKER_DEATH_AS_FAILURE,
+    BACKOFF_INITIAL_S,
+    BACKOFF_MAX_S,
+    AVOID_NODE_S,
+    CHARGE_DECISION_S,
+    RULES,
     ALLOW_UNTESTED_RAY,
 )
 
@@ -152,6 +194,10 @@ def validate() -> None:
             )
 
 
+def _shown(default: object) -> str:
+    return f"{default:g}" if isinstance(default, int | float) else str(default) or "none"
+
+
 def to_markdown() -> str:
     """Return the table of all settings as a Markdown page (the source of the docs page)."""
     lines = [
@@ -166,7 +212,7 @@ def to_markdown() -> str:
     ]
     lines += [
         f"| `{setting.name}`{' (from Ray)' if setting.owner == 'Ray' else ''} "
-        f"| {setting.kind.expected} | {int(setting.default)} | {setting.meaning} |"
+        f"| {setting.kind.expected} | {_shown(setting.default)} | {setting.meaning} |"
         for setting in SETTINGS
     ]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from ray.tune import ResultGrid, ResumeConfig, RunConfig, Trainable, TuneConfig
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
-from raytrials.driver.launch import TunerInternal
+from raytrials.driver.launch import TunerInternal, resolve_policy
 from raytrials.driver.result import TrialResultGrid
 from raytrials.errors import ConfigurationError, UnsupportedPathError
 
@@ -56,7 +56,6 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         _refuse_client()
         if _tuner_internal is None:
             _check_policy(retry_policy)
-            settings.validate()
             _tuner_internal = TunerInternal(
                 retry_policy=retry_policy,
                 trainable=trainable,
@@ -98,7 +97,6 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         """
         _refuse_client()
         _check_policy(retry_policy)
-        settings.validate()
         kinds = ResumeConfig.ResumeType
         unfinished = kinds.RESUME if resume_unfinished else kinds.SKIP
         errored = kinds.SKIP
@@ -143,8 +141,10 @@ def _refuse_client() -> None:
         )
 
 
-def _check_policy(policy: object) -> None:
+def _check_policy(policy: RetryPolicy | None) -> None:
     if policy is not None and not isinstance(policy, RetryPolicy):
         raise ConfigurationError(
             "Tuner(retry_policy=...)", policy, "a raytrials.RetryPolicy, or None for the default"
         )
+    settings.validate()
+    resolve_policy(policy)

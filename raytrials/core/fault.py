@@ -56,6 +56,7 @@ class Cause(_Word):
     ENVIRONMENT = "environment"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     CHECKPOINT_MISSING = "checkpoint_missing"
+    PACKAGE_MISSING = "package_missing"
 
 
 class Charge(_Word):
@@ -87,6 +88,9 @@ class Fault:
         node_id: hex id of the node it ran on, None if it never ran.
         detail: what Ray or the user's code said, shortened.
         time: seconds since the epoch on the driver's clock.
+        exceptions: full names of the exception's class and its parents, the class first; empty
+            where Ray kept none.
+        exit_code: what the worker process exited with, None where Ray does not say.
     """
 
     trial_id: str
@@ -97,9 +101,18 @@ class Fault:
     node_id: str | None
     detail: str
     time: float
+    exceptions: tuple[str, ...] = ()
+    exit_code: int | None = None
 
     @classmethod
-    def of(cls, error: TrialError, time: float) -> Fault:
+    def of(
+        cls,
+        error: TrialError,
+        time: float,
+        *,
+        exceptions: tuple[str, ...] = (),
+        exit_code: int | None = None,
+    ) -> Fault:
         """Return the fault that a typed error tells of."""
         return Fault(
             trial_id=error.trial_id,
@@ -110,6 +123,8 @@ class Fault:
             node_id=error.node_id,
             detail=error.detail,
             time=time,
+            exceptions=exceptions,
+            exit_code=exit_code,
         )
 
     def to_error(self) -> TrialError:
@@ -128,8 +143,8 @@ class ChargedFault(Fault):
         reason: why, in words, as decided at the time.
     """
 
-    charge: Charge
-    reason: str
+    charge: Charge = Charge.FREE
+    reason: str = ""
 
     @classmethod
     def book(cls, fault: Fault, charge: Charge, reason: str) -> ChargedFault:
@@ -138,10 +153,11 @@ class ChargedFault(Fault):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, readable without raytrials."""
-        return {
+        values = {
             key: str(value) if isinstance(value, Enum) else value
             for key, value in _fields(self).items()
         }
+        return {**values, "exceptions": list(self.exceptions)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChargedFault:
@@ -153,6 +169,7 @@ class ChargedFault(Fault):
                 "phase": Phase(data["phase"]),
                 "cause": Cause(data["cause"]),
                 "charge": Charge(data["charge"]),
+                "exceptions": tuple(data["exceptions"]),
             }
         )
 

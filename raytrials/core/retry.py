@@ -8,11 +8,15 @@ costs is in the docstring of :meth:`RetryPolicy.decide` and, for users, in `docs
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass, field
 
 from raytrials import settings
 from raytrials.core.fault import Cause, Charge, Fault, FaultClass
+from raytrials.core.rule import Rule
 from raytrials.errors import ConfigurationError
+
+FATAL = "raytrials.errors.Fatal"
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class History:
         restore_failures: free failed restores since the last good restore or counted failure.
         infra_failures: free infrastructure failures in a row without progress.
         unavailable: free "actor unavailable" failures in a row without progress.
+        kind: class and cause of the latest failure since the latest progress; "" for none.
+        repeats: failures of that kind in a row.
     """
 
     max_failures: int = 0
@@ -32,6 +38,8 @@ class History:
     restore_failures: int = 0
     infra_failures: int = 0
     unavailable: int = 0
+    kind: str = ""
+    repeats: int = 0
 
     def restored(self) -> History:
         """Return the history after a successful restore."""
@@ -39,7 +47,13 @@ class History:
 
     def progressed(self) -> History:
         """Return the history after a newer checkpoint or iteration than ever before."""
-        return dataclasses.replace(self, infra_failures=0, unavailable=0)
+        return dataclasses.replace(self, infra_failures=0, unavailable=0, kind="", repeats=0)
+
+    def repeated(self, fault: Fault) -> History:
+        """Return the history with `fault` counted as a repetition of its kind."""
+        kind = f"{fault.fault_class} {fault.cause}"
+        repeats = self.repeats + 1 if kind == self.kind else 1
+        return dataclasses.replace(self, kind=kind, repeats=repeats)
 
     def renewed(self) -> History:
         """Return the history of a trial that is given fresh budgets."""
@@ -55,12 +69,35 @@ class Decision:
         charge: the account the fault is booked to.
         reason: why, in words.
         history: the trial's history after the fault.
+        delay_s: seconds to wait before the retry.
     """
 
     retry: bool
     charge: Charge
     reason: str
     history: History
+    delay_s: float = 0.0
+
+
+def backoff_s(repeats: int, initial_s: float, max_s: float, seed: str) -> float:
+    """Return how long to wait before a retry, in seconds.
+
+    `min(max_s, initial_s * 2 ** (repeats - 2)) * (1 + u) / 2` from the second failure of a kind on,
+    with u in [0, 1) taken from the seed: the first retry comes at once, and trials that failed
+    together do not come back together.
+
+    Args:
+        repeats: failures of the kind in a row, 1 or more.
+        initial_s: the wait before the second retry, without jitter; 0 switches waiting off.
+        max_s: the longest wait.
+        seed: what the jitter depends on; the same seed gives the same wait.
+    """
+    if repeats <= 1 or initial_s <= 0:
+        return 0.0
+    digest = hashlib.sha256(seed.encode()).digest()
+    jitter = int.from_bytes(digest[:8], "big") / 2**64
+    doubled = initial_s * 2.0 ** min(repeats - 2, 64)
+    return min(max_s, doubled) * (1 + jitter) / 2
 
 
 @dataclass(frozen=True)
@@ -82,6 +119,10 @@ class RetryPolicy:
             Default: `RAYTRIALS_COUNT_NODE_LOSS_AS_FAILURE`, False.
         count_worker_death: charge the death of a worker process on a live node to the trial.
             Default: `RAYTRIALS_COUNT_WORKER_DEATH_AS_FAILURE`, True.
+        backoff_initial_s: wait before the second retry of a kind in a row; it doubles from there; 0
+            switches waiting off. Default: `RAYTRIALS_BACKOFF_INITIAL_S`, 1.
+        backoff_max_s: the longest wait. Default: `RAYTRIALS_BACKOFF_MAX_S`, 60.
+        rules: asked first, in order; the first that matches a fault wins over the table of costs.
 
     Raises:
         ConfigurationError: an argument or variable has a value that is not allowed.
@@ -92,8 +133,20 @@ class RetryPolicy:
     count_preemption: bool = field(default_factory=settings.COUNT_PREEMPTION_AS_FAILURE.get)
     count_node_loss: bool = field(default_factory=settings.COUNT_NODE_LOSS_AS_FAILURE.get)
     count_worker_death: bool = field(default_factory=settings.COUNT_WORKER_DEATH_AS_FAILURE.get)
+    backoff_initial_s: float = field(default_factory=settings.BACKOFF_INITIAL_S.get)
+    backoff_max_s: float = field(default_factory=settings.BACKOFF_MAX_S.get)
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise ConfigurationError("RetryPolicy(rules=...)", rule, "a raytrials.Rule")
+        for name in ("backoff_initial_s", "backoff_max_s"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and 0 <= value < float("inf")):
+                raise ConfigurationError(f"RetryPolicy({name}=...)", value, "seconds, 0 or more")
         for name in ("restore_retries", "max_infra_failures"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -110,7 +163,10 @@ class RetryPolicy:
 
         | class | cause | charge |
         |---|---|---|
-        | any | preempted, node lost, storage, unless told to count it | infrastructure |
+        | any | `raytrials.Fatal` was raised | failure, and the trial ends |
+        | any | a rule matches | as the rule says |
+        | any | preempted, node lost, unless told to count it | infrastructure |
+        | any | storage, package missing | infrastructure |
         | any | unschedulable | free |
         | restore | any other | restore |
         | training | any other | failure |
@@ -119,8 +175,35 @@ class RetryPolicy:
         | actor | actor unavailable | free once in a row, then as worker died |
 
         Restore and infrastructure charges are free up to their limit; the next one is a failure,
-        and their count starts afresh. A trial ends only by a failure beyond its `max_failures`.
+        and their count starts afresh. A trial ends only by a failure beyond its `max_failures`, by
+        `Fatal` or by a rule. The first retry of a kind comes at once, further ones in a row wait
+        (:func:`backoff_s`); out of memory and environment wait from the first.
         """
+        decision = self._decide(fault, history.repeated(fault))
+        return dataclasses.replace(decision, delay_s=self._delay_s(fault, decision))
+
+    def _delay_s(self, fault: Fault, decision: Decision) -> float:
+        if not decision.retry:
+            return 0.0
+        rule = self._rule_for(fault)
+        if rule is not None and rule.after_s is not None:
+            return rule.after_s
+        repeats = decision.history.repeats
+        if fault.cause in {Cause.OUT_OF_MEMORY, Cause.ENVIRONMENT}:
+            repeats += 1
+        seed = f"{fault.trial_id} {fault.attempt}"
+        return backoff_s(repeats, self.backoff_initial_s, self.backoff_max_s, seed)
+
+    def _rule_for(self, fault: Fault) -> Rule | None:
+        return next((rule for rule in self.rules if rule.matches(fault)), None)
+
+    def _decide(self, fault: Fault, history: History) -> Decision:
+        if FATAL in fault.exceptions:
+            return _end(history, "raytrials.Fatal was raised")
+        rule = self._rule_for(fault)
+        if rule is not None:
+            number = self.rules.index(rule) + 1
+            return _by_rule(rule, history, f"{fault.cause}, by rule {number}")
         if self._is_infrastructure(fault):
             return self._infrastructure(fault, history)
         if fault.cause is Cause.UNSCHEDULABLE:
@@ -141,7 +224,7 @@ class RetryPolicy:
             return not self.count_preemption
         if fault.cause is Cause.NODE_LOST:
             return not self.count_node_loss
-        return fault.cause is Cause.STORAGE
+        return fault.cause in {Cause.STORAGE, Cause.PACKAGE_MISSING}
 
     def _infrastructure(self, fault: Fault, history: History) -> Decision:
         limit = self.max_infra_failures
@@ -187,6 +270,22 @@ class RetryPolicy:
         if fault.cause in lenient and not self.count_worker_death:
             return self._infrastructure(fault, history)
         return _failure(history, f"{fault.cause}, counted")
+
+
+def _by_rule(rule: Rule, history: History, reason: str) -> Decision:
+    if rule.answer == "never":
+        return _end(history, reason)
+    if rule.answer == "free":
+        return Decision(
+            retry=True, charge=Charge.FREE, reason=f"{reason}, not counted", history=history
+        )
+    return _failure(history, f"{reason}, counted")
+
+
+def _end(history: History, reason: str) -> Decision:
+    """Count one failure and end the trial, whatever its budget."""
+    decision = _failure(history, f"{reason}, never retried")
+    return dataclasses.replace(decision, retry=False)
 
 
 def _failure(history: History, reason: str) -> Decision:

@@ -88,7 +88,23 @@ def classify(
     return typed
 
 
+def describe(error: BaseException) -> tuple[tuple[str, ...], int | None]:
+    """Return the full names of the exception's class and its parents, and the exit code.
+
+    Empty and None where Ray kept neither. Of an exception in `__init__` Ray keeps the text alone.
+    """
+    inner = unwrap(error)
+    if isinstance(inner, exceptions.RayActorError) and inner.actor_init_failed:
+        return _ray.exception_named_in(str(inner)), None
+    if isinstance(inner, exceptions.RayActorError):
+        return (), _ray.exit_code_in(str(inner))
+    kinds = [kind for kind in type(inner).__mro__ if kind not in {Exception, BaseException, object}]
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), None
+
+
 def _cause(inner: BaseException) -> Cause:
+    if _ray.is_package_missing(inner):
+        return Cause.PACKAGE_MISSING
     if isinstance(inner, _USER_ERRORS):
         return Cause.USER_CODE
     if isinstance(inner, exceptions.RayActorError):

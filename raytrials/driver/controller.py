@@ -1,19 +1,27 @@
 """The trial controller: Ray's `TuneController` with typed failures.
 
 It adopts every trial, tells each one when its attempts begin, run, stop and end, and hands it the
-typed error when one fails. What that costs is the trial's decision; whether the trial is requeued
-or ended with it is Ray's code, as before.
+typed error when one fails. What that costs is the trial's decision; when and where a failed trial
+is tried again is `raytrials.driver.recovery`. A trial that recovers keeps its place in the table,
+and neither searcher nor scheduler learns of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from ray import exceptions
+from ray.tune.schedulers import TrialScheduler
 
-from raytrials import _ray
+from raytrials import _ray, settings
 from raytrials.driver.actors import ActorManager
+from raytrials.driver.placement import Placement
+from raytrials.driver.recovery import Recovery
+from raytrials.driver.rerun import NeverStops, Silent
 from raytrials.driver.trial import FitContext, Trial, adopt
 
 logger = logging.getLogger(__name__)
@@ -35,17 +43,31 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         **kwargs: as Ray's.
     """
 
-    _has_errored: bool  # Ray's
+    # Ray's
+    _has_errored: bool
+    _scheduler_alg: Any
+    _search_alg: Any
+    _stopper: Any
 
     def __init__(self, context: FitContext, **kwargs: Any) -> None:
         self._context = context
-        resource_manager = _ray.PlacementGroupResourceManager()
-        super().__init__(resource_manager_factory=lambda: resource_manager, **kwargs)
-        self._actor_manager = ActorManager(resource_manager=resource_manager)
+        self._recovery = Recovery(
+            context.cluster,
+            settings.AVOID_NODE_S.get(),
+            start=self._start_ahead,
+            end=self._end_with_error,
+            settled=self._on_settled,
+        )
+        self._replaced: dict[Trial, Any] = {}
+        placement = Placement()
+        super().__init__(resource_manager_factory=lambda: placement, **kwargs)
+        self._actor_manager = ActorManager(resource_manager=placement)
+        context.cluster.require_package()
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        state.pop("_context", None)
+        for name in ("_context", "_recovery", "_replaced"):
+            state.pop(name, None)
         return state
 
     # --- every trial is ours ---------------------------------------------------------------------
@@ -67,17 +89,23 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     # --- the life of an attempt ------------------------------------------------------------------
 
     def _schedule_trial_actor(self, trial: Trial) -> None:
+        if self._recovery.is_held(trial):
+            return
         trial.begin_attempt()
         super()._schedule_trial_actor(trial)
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
+        if self._recovery.is_held(trial):
+            return False
         reused = bool(super()._maybe_reuse_cached_actor(trial))
         if reused:
             trial.begin_attempt()
         return reused
 
     def _actor_started(self, tracked_actor: Any, log: str = "STARTED") -> None:
-        self._actor_to_trial[tracked_actor].on_start()
+        trial = self._actor_to_trial[tracked_actor]
+        trial.on_start()
+        self._kill_replaced(trial)
         super()._actor_started(tracked_actor, log=log)
 
     def _schedule_trial_restore(self, trial: Trial) -> bool:
@@ -101,12 +129,33 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     def _on_training_result(
         self, trial: Trial, result: dict[str, Any] | list[dict[str, Any]]
     ) -> None:
-        for report in result if isinstance(result, list) else [result]:
-            trial.on_report(report)
         try:
             super()._on_training_result(trial, result)
         except _ResultRefusedError as refused:
             self._process_trial_failure(trial, refused)
+
+    def _process_trial_result(self, trial: Trial, result: dict[str, Any]) -> str | None:
+        trial.on_report(result)
+        if trial.is_rerun(result):
+            last = result["training_iteration"] == trial.told_iteration
+            with self._muted(trial.told_decision if last else None):
+                decision: str | None = super()._process_trial_result(trial, result)
+            return decision
+        decision = super()._process_trial_result(trial, result)
+        trial.on_told(result, decision or self._cached_trial_decisions.get(trial.trial_id))
+        return decision
+
+    @contextlib.contextmanager
+    def _muted(self, decision: str | None) -> Iterator[None]:
+        """Within this block searcher, scheduler and stopper are not told of results."""
+        parts = (self._scheduler_alg, self._search_alg, self._stopper)
+        self._scheduler_alg = Silent(parts[0], decision or TrialScheduler.CONTINUE)
+        self._search_alg = Silent(parts[1])
+        self._stopper = NeverStops()
+        try:
+            yield
+        finally:
+            self._scheduler_alg, self._search_alg, self._stopper = parts
 
     def _validate_result_metrics(self, result: dict[str, Any]) -> None:
         try:
@@ -120,8 +169,22 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         super().stop_trial(trial)
 
     def _schedule_trial_stop(self, trial: Trial, exception: Exception | None = None) -> None:
+        if exception and trial in self._trial_to_actor:
+            self._replaced[trial] = self._trial_to_actor[trial]
         super()._schedule_trial_stop(trial, exception=exception)
         trial.end_attempt()
+        self._recovery.drop(trial)
+
+    def _schedule_trial_pause(self, trial: Trial, should_checkpoint: bool = True) -> None:  # noqa: FBT001, FBT002 - Ray's signature
+        super()._schedule_trial_pause(trial, should_checkpoint=should_checkpoint)
+        if trial.status == Trial.PAUSED:
+            trial.on_paused()
+
+    def _kill_replaced(self, trial: Trial) -> None:
+        """End the actor of the attempt before, should it still be cleaning up."""
+        actor = self._replaced.pop(trial, None)
+        if actor in self._stopping_actors and self._actor_manager.is_actor_started(actor):
+            self._actor_manager.remove_actor(actor, kill=True)
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -148,11 +211,68 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         error = trial.typed_error(exception)
         had_errored = self._has_errored
         super()._process_trial_failure(trial, error)
-        self._has_errored = had_errored or trial.was_charged
-        self._mark_trial_to_checkpoint(trial)
+        self._has_errored = had_errored
         self._log_failure(trial, exception)
+        self._on_settled(trial)
         if self._fail_fast == self.RAISE and trial.was_charged:
             raise exception
+
+    def _on_settled(self, trial: Trial) -> None:
+        """Charges of a trial were decided."""
+        self._has_errored = self._has_errored or trial.was_charged
+        self._mark_trial_to_checkpoint(trial)
+
+    def _try_recover(self, trial: Trial, exc: Exception) -> None:
+        # A trial that was on its way into a pause is paused, with the checkpoint that it has.
+        to_pause = self._cached_trial_decisions.get(trial.trial_id) == TrialScheduler.PAUSE
+        super()._try_recover(trial, exc)
+        if to_pause and trial.status == Trial.PENDING:
+            self._set_trial_status(trial, Trial.PAUSED)
+            trial.on_paused()
+        else:
+            self._recovery.requeue(trial)
+
+    def _requeue_trial(self, trial: Trial) -> None:
+        # Ray tells the scheduler of an error and of a new trial, and moves the trial to the end.
+        self._set_trial_status(trial, Trial.PENDING)
+        self._live_trials.add(trial)
+
+    def _start_ahead(self, trial: Trial) -> None:
+        """Request an actor for a recovered trial before any trial that waits already."""
+        if trial.status != Trial.PENDING or trial in self._trial_to_actor:
+            return
+        if trial in self._pending_trials_list:
+            self._pending_trials_list.remove(trial)
+        self._pending_trials_list.insert(0, trial)
+        if trial not in self._staged_trials:
+            self._staged_trials.add(trial)
+            self._actor_cache.increase_max(trial.placement_group_factory)
+        avoided = self._recovery.nodes_to_avoid(trial)
+        with self._actor_manager.ahead(avoided):
+            self._schedule_trial_actor(trial)
+        if avoided and trial in self._trial_to_actor:
+            self._recovery.avoids(trial, self._trial_to_actor[trial])
+
+    def _end_with_error(self, trial: Trial) -> None:
+        """End a held trial whose charge turned out to be one too many, as Ray ends others."""
+        error = trial.account.faults[-1].to_error()
+        self._scheduler_alg.on_trial_error(self, trial)
+        self._search_alg.on_trial_complete(trial.trial_id, error=True)
+        self._schedule_trial_stop(trial, exception=error)
+        self._callbacks.on_trial_error(iteration=self._iteration, trials=self._trials, trial=trial)
+
+    def on_step_begin(self) -> None:
+        """Look after the trials that wait for a retry or for a charge."""
+        super().on_step_begin()
+        self._context.cluster.look()
+        self._recovery.tick(self._actor_manager.give_up_avoidance)
+        if not self._actor_manager.num_total_actors:
+            time.sleep(self._recovery.idle_s())
+
+    def on_step_end(self) -> None:
+        """Book what was still open of a trial that has ended."""
+        super().on_step_end()
+        self._recovery.tick(self._actor_manager.give_up_avoidance)
 
     def _take_off_reset(self, trial: Trial) -> None:
         """Let a trial that failed while its actor was made ready for it take Ray's way to recover.
@@ -166,7 +286,11 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
                 self._unstage_trial_with_resources(trial)
 
     def _log_failure(self, trial: Trial, exception: Exception) -> None:
-        fault = trial.account.faults[-1]
+        if trial.open_charges:
+            fault, reason = trial.open_charges[-1].fault, "the charge is open"
+        else:
+            fault = trial.account.faults[-1]
+            reason = trial.account.faults[-1].reason
         outcome = "is ended" if trial.status == Trial.ERROR else "is tried again"
         logger.error(
             "Trial %s %s after a %s failure in phase %s on attempt %d: %s.",
@@ -175,6 +299,6 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             fault.fault_class,
             fault.phase,
             fault.attempt,
-            fault.reason,
+            reason,
             exc_info=exception if self._print_trial_errors else None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import threading
@@ -11,11 +12,12 @@ import pyarrow.lib
 from ray import cloudpickle
 from ray.util import inspect_serializability
 
-from raytrials import _ray
+from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
 from raytrials.driver.controller import Controller
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageUnwritableError, UnserializableTrainableError
+from raytrials.rulefile import read_rules
 
 # Ray's registry of trainables is one dictionary a process, and loses entries or raises when two
 # threads write to it at once. The lock keeps our fits apart; a vanilla fit beside them knows none.
@@ -61,7 +63,10 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         return _ray.fit_resume(self._run())(self, trainable, param_space)
 
     def _run(self) -> Any:
-        context = FitContext(self._retry_policy or RetryPolicy())
+        context = FitContext(
+            resolve_policy(self._retry_policy),
+            charge_decision_s=settings.CHARGE_DECISION_S.get(),
+        )
         return _ray.tune_run(functools.partial(Controller, context), _experiment_class(context))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,6 +74,16 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         state: dict[str, Any] = super().__getstate__()
         state.pop("_retry_policy", None)
         return state
+
+
+def resolve_policy(given: RetryPolicy | None) -> RetryPolicy:
+    """Return the policy of a fit: what was given, completed from the environment.
+
+    Raises:
+        ConfigurationError: the environment holds a value that is not allowed.
+    """
+    policy = given or RetryPolicy()
+    return policy if policy.rules else dataclasses.replace(policy, rules=read_rules())
 
 
 def _experiment_class(context: FitContext) -> type[_ray.Experiment]:

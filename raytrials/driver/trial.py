@@ -10,6 +10,7 @@ under the key `raytrials`, which Ray without us carries along unread.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass, field
@@ -21,16 +22,20 @@ from ray import exceptions
 from ray.tune import Checkpoint
 
 from raytrials import _ray
-from raytrials.core.fault import Charge, ChargedFault, Fault, FaultClass, Phase
+from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy
 from raytrials.driver import probe
-from raytrials.driver.classify import classify, is_actor_error
+from raytrials.driver.classify import classify, describe, is_actor_error, unwrap
+from raytrials.driver.cluster import Cluster
 from raytrials.errors import TrialError
 
 logger = logging.getLogger(__name__)
 
 LEDGER_VERSION = 1
 _STATE = "raytrials"
+
+DEATH_DECISION_S = 3.0
+"""How long the charge of a worker's death stays open, in which its node may turn out dead too."""
 
 
 @dataclass
@@ -39,12 +44,16 @@ class FitContext:
 
     Attributes:
         policy: what failures cost.
+        cluster: what is known of the nodes.
+        charge_decision_s: how long the charge of a silent actor stays open at most.
         trainable_name: the name under which the experiment registered its trainable.
         trainable_cls: that trainable. Kept here because Ray's registry goes by name alone, and
             another experiment of this process may have taken the name since.
     """
 
     policy: RetryPolicy
+    cluster: Cluster = field(default_factory=Cluster)
+    charge_decision_s: float = 30.0
     trainable_name: str | None = None
     trainable_cls: type | None = None
 
@@ -65,6 +74,11 @@ class Account:
     high_water: int = 0
     faults: list[ChargedFault] = field(default_factory=list)
 
+    def booked(self, charged: ChargedFault) -> None:
+        """Add a fault to the ledger, which is kept in the order of time."""
+        self.faults.append(charged)
+        self.faults.sort(key=lambda fault: fault.time)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values. `max_failures` and `failures` are in Ray's own fields."""
         return {
@@ -74,6 +88,8 @@ class Account:
             "restore_failures": self.history.restore_failures,
             "infra_failures": self.history.infra_failures,
             "unavailable": self.history.unavailable,
+            "kind": self.history.kind,
+            "repeats": self.history.repeats,
             "faults": [fault.to_json() for fault in self.faults],
         }
 
@@ -91,6 +107,8 @@ def account_of(trial: _ray.Trial) -> Account:
             restore_failures=saved.get("restore_failures", 0),
             infra_failures=saved.get("infra_failures", 0),
             unavailable=saved.get("unavailable", 0),
+            kind=saved.get("kind", ""),
+            repeats=saved.get("repeats", 0),
         ),
         high_water=max(
             saved.get("high_water", 0), _iteration(trial.run_metadata.last_result or {})
@@ -113,6 +131,25 @@ def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
     return adopted
 
 
+@dataclass(frozen=True)
+class OpenCharge:
+    """A fault whose charge waits for the cluster to know what became of the node.
+
+    Attributes:
+        fault: the fault, with the cause as it looked.
+        error: the typed error.
+        node_id: the node in question.
+        until_s: when it is decided at the latest, on the monotonic clock.
+        high_water: the trial's high-water mark when it failed.
+    """
+
+    fault: Fault
+    error: TrialError
+    node_id: str | None
+    until_s: float
+    high_water: int
+
+
 class Trial(_ray.Trial):  # type: ignore[misc]
     """Ray's trial with an account of its own. Made by :func:`adopt` only.
 
@@ -120,11 +157,20 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         account: what has to survive the driver.
         context: what all trials of this `fit()` share.
         phase: where the present attempt is, None between attempts.
+        open_charges: faults that are not decided yet, oldest first.
+        told_iteration: the latest iteration that searcher and scheduler were told, 0 before.
+        rerun_until: iterations up to this one are run again and not told again, 0 for none.
+        told_decision: what the scheduler decided then; None once it has been acted on.
     """
 
     account: Account
     context: FitContext
     phase: Phase | None = None
+    open_charges: tuple[OpenCharge, ...] = ()
+    told_iteration: int = 0
+    rerun_until: int = 0
+    told_decision: str | None = None
+    _suspects: tuple[tuple[str, float], ...] = ()
     _default_result_or_future: Any  # Ray's
     _decision: Decision | None = None
     _probe_key: str | None = None
@@ -191,21 +237,38 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             probe.forget(self._probe_key)
             self._probe_key = None
 
+    # --- iterations that are run again -----------------------------------------------------------
+
+    def is_rerun(self, result: dict[str, Any]) -> bool:
+        """Whether searcher and scheduler were told this iteration before the latest failure."""
+        return 0 < _iteration(result) <= self.rerun_until
+
+    def on_told(self, result: dict[str, Any], decision: str | None) -> None:
+        """Searcher and scheduler were told a new iteration, and decided."""
+        self.rerun_until = 0
+        self.told_iteration = _iteration(result)
+        self.told_decision = decision
+
+    def on_paused(self) -> None:
+        """The decision to pause was acted on; what comes after the pause is new."""
+        self.told_decision = None
+
     # --- failures --------------------------------------------------------------------------------
 
     def typed_error(self, error: BaseException) -> TrialError:
         """Return `error` as one of the three typed errors, by the phase that the attempt is in."""
         if isinstance(error, TrialError):
             return error
-        named = getattr(error, "actor_id", None)
-        actor_id = _ray.actor_id_of(self.temporary_state.ray_actor) or named
         return classify(
             error,
             trial_id=self.trial_id,
             attempt=self.account.attempt,
             phase=self._phase_of(error),
-            node_id=_ray.node_of_actor(actor_id),
+            node_id=_ray.node_of_actor(self._actor_id(error)),
         )
+
+    def _actor_id(self, error: BaseException) -> str | None:
+        return _ray.actor_id_of(self.temporary_state.ray_actor) or getattr(error, "actor_id", None)
 
     def _phase_of(self, error: BaseException) -> Phase:
         """Return the phase in which `error` struck.
@@ -228,15 +291,74 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def handle_error(self, exc: BaseException) -> None:
         """Book a failure of this trial: the one place where its counters are bumped.
 
+        The charge of an actor that went away stays open until the cluster knows its node's fate.
+
         Args:
             exc: the typed error; anything else is typed first.
         """
         error = self.typed_error(exc)
-        fault = Fault.of(error, time.time())
+        exceptions, exit_code = describe(error.__cause__ or error)
+        fault = Fault.of(error, time.time(), exceptions=exceptions, exit_code=exit_code)
+        self.rerun_until = max(self.rerun_until, self.told_iteration)
+        if error.node_id is not None:
+            self._suspects += ((error.node_id, time.monotonic()),)
+        # The actor that went away may be one that the trial called, on another node.
+        inner = unwrap(error.__cause__ or error)
+        node_id = _ray.node_of_actor(getattr(inner, "actor_id", None)) or error.node_id
+        cause, certain = self.context.cluster.verdict(fault.cause, node_id)
+        if certain and not self.open_charges:
+            self._book(fault, cause, error)
+            return
+        limit_s = self.context.charge_decision_s
+        if fault.cause is Cause.WORKER_DIED:
+            limit_s = min(limit_s, DEATH_DECISION_S)
+        until_s = time.monotonic() + limit_s
+        self.open_charges += (OpenCharge(fault, error, node_id, until_s, self.account.high_water),)
+        self._decision = Decision(
+            retry=True, charge=Charge.FREE, reason="not decided yet", history=self.account.history
+        )
+
+    def settle(self, *, at_once: bool = False) -> bool:
+        """Book the open charges whose time has come, oldest first.
+
+        Args:
+            at_once: decide with what is known now.
+
+        Returns:
+            Whether any was booked.
+        """
+        before = self.open_charges
+        while self.open_charges:
+            charge = self.open_charges[0]
+            cause, certain = self.context.cluster.verdict(charge.fault.cause, charge.node_id)
+            if not certain and not at_once and time.monotonic() < charge.until_s:
+                break
+            self.open_charges = self.open_charges[1:]
+            self._book(charge.fault, cause, charge.error)
+            if self.account.high_water > charge.high_water:
+                self._set_history(self.account.history.progressed())
+        return self.open_charges != before
+
+    def might_end(self) -> bool:
+        """Whether the open charges, decided as badly as they can be, would end the trial."""
+        history = self.account.history
+        for charge in self.open_charges:
+            causes = (charge.fault.cause, Cause.NODE_LOST, Cause.PREEMPTED)
+            faults = [dataclasses.replace(charge.fault, cause=cause) for cause in causes]
+            decisions = [self.context.policy.decide(fault, history) for fault in faults]
+            if not all(decision.retry for decision in decisions):
+                return True
+            history = max((one.history for one in decisions), key=lambda one: one.failures)
+        return False
+
+    def _book(self, fault: Fault, cause: Cause, error: TrialError) -> None:
+        fault = dataclasses.replace(fault, cause=cause)
+        error = _with_cause(error, cause)
         decision = self.context.policy.decide(fault, self.account.history)
         self._decision = decision
-        self.account.faults.append(ChargedFault.book(fault, decision.charge, decision.reason))
+        self.account.booked(ChargedFault.book(fault, decision.charge, decision.reason))
         self._set_history(decision.history)
+        self.invalidate_json_state()
         self._write_error_files(error, decision)
 
     def should_recover(self) -> bool:
@@ -246,9 +368,24 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         return self._decision.retry
 
     @property
+    def retry_delay_s(self) -> float:
+        """Seconds to wait before the next attempt, as decided for the latest failure."""
+        return 0.0 if self._decision is None else self._decision.delay_s
+
+    @property
     def was_charged(self) -> bool:
         """Whether the latest failure counted against `max_failures`."""
         return self._decision is not None and self._decision.charge is Charge.FAILURE
+
+    def suspects(self, for_s: float) -> frozenset[str]:
+        """Return the nodes on which this trial failed in the last `for_s` seconds."""
+        since_s = time.monotonic() - for_s
+        self._suspects = tuple(one for one in self._suspects if one[1] > since_s)
+        return frozenset(node_id for node_id, _ in self._suspects)
+
+    def forget_suspects(self) -> None:
+        """Let the trial run on any node again."""
+        self._suspects = ()
 
     def renew_budgets(self) -> None:
         """Give an ended trial that is resumed fresh budgets. Its ledger stays."""
@@ -316,10 +453,39 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Return Ray's state with the account as plain JSON; nothing in it needs raytrials."""
         state = cast("dict[str, Any]", super().__getstate__())
-        for name in ("account", "context", "phase", "_decision", "_probe_key"):
+        for name in _IN_MEMORY:
             state.pop(name, None)
         state[_STATE] = self.account.to_json()
+        state[_STATE]["faults"] += [
+            ChargedFault.book(one.fault, Charge.FREE, "not decided yet").to_json()
+            for one in self.open_charges
+        ]
         return state
+
+
+_IN_MEMORY = (
+    "account",
+    "context",
+    "phase",
+    "open_charges",
+    "told_iteration",
+    "rerun_until",
+    "told_decision",
+    "_suspects",
+    "_decision",
+    "_probe_key",
+)
+
+
+def _with_cause(error: TrialError, cause: Cause) -> TrialError:
+    """Return `error` with the cause that the cluster knows by now."""
+    if error.cause == cause:
+        return error
+    typed = type(error)(
+        error.trial_id, error.attempt, error.phase, cause, error.node_id, error.detail
+    )
+    typed.__cause__ = error.__cause__
+    return typed
 
 
 def _iteration(result: dict[str, Any]) -> int:

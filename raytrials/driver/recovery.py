@@ -1,0 +1,113 @@
+"""When and where a failed trial is tried again.
+
+:class:`Recovery` holds what waits: trials whose retry is not due, trials whose end depends on a
+charge that is still open, and the charges of trials that run again already. The controller calls
+:meth:`Recovery.tick` once a step; nothing here blocks, and nothing here is saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from raytrials.driver.cluster import Cluster
+from raytrials.driver.trial import Trial
+
+UNPLACED_S = 10.0
+"""How long a trial stays off nodes without finding a place, before it takes any node."""
+
+IDLE_S = 0.1
+
+
+class Recovery:
+    """The waiting room of failed trials.
+
+    Args:
+        cluster: what is known of the nodes.
+        avoid_node_s: how long a trial stays off the node of its failure.
+        start: starts a trial's next attempt, ahead of others.
+        end: ends a trial for good, after its charge was decided so.
+        settled: is told of each trial some of whose open charges were decided.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        avoid_node_s: float,
+        start: Callable[[Trial], None],
+        end: Callable[[Trial], None],
+        settled: Callable[[Trial], None],
+    ) -> None:
+        self._cluster = cluster
+        self._avoid_node_s = avoid_node_s
+        self._start = start
+        self._end = end
+        self._settled = settled
+        self._due_s: dict[Trial, float] = {}
+        self._open: dict[Trial, None] = {}
+        self._avoiding: dict[Trial, tuple[Any, float]] = {}
+
+    def requeue(self, trial: Trial) -> None:
+        """Take a failed trial: start it at once, or hold it until it is due."""
+        if trial.open_charges:
+            self._open[trial] = None
+        if trial.might_end() or trial.retry_delay_s > 0:
+            self._due_s[trial] = time.monotonic() + trial.retry_delay_s
+        else:
+            self._start(trial)
+
+    def is_held(self, trial: Trial) -> bool:
+        """Whether the trial must not start yet."""
+        return trial in self._due_s
+
+    def drop(self, trial: Trial) -> None:
+        """Forget a trial that was stopped while it was held."""
+        self._due_s.pop(trial, None)
+
+    def nodes_to_avoid(self, trial: Trial) -> frozenset[str]:
+        """Return the nodes that the trial's next attempt stays off: hex ids, empty for any node."""
+        suspects = trial.suspects(self._avoid_node_s)
+        if trial.has_checkpoint():
+            suspects |= self._cluster.leaving
+        if not suspects:
+            return frozenset()
+        self._cluster.look(at_once=True)
+        return self._cluster.avoidable(suspects, trial.placement_group_factory.bundles)
+
+    def avoids(self, trial: Trial, actor: Any) -> None:
+        """Note that the trial waits for `actor` on another node than those it avoids."""
+        self._avoiding[trial] = (actor, time.monotonic() + UNPLACED_S)
+
+    def tick(self, give_up_avoidance: Callable[[Any], None]) -> None:
+        """Start what is due, book what is decided, and let the unplaced take any node."""
+        now_s = time.monotonic()
+        for trial in [one for one in self._open if one.settle(at_once=one.is_finished())]:
+            self._settled(trial)
+        for trial in [one for one in self._open if not one.open_charges]:
+            del self._open[trial]
+            if trial in self._due_s:
+                self._go_on(trial, now_s)
+        due = [one for one, due_s in self._due_s.items() if due_s <= now_s and not one.might_end()]
+        for trial in due:
+            del self._due_s[trial]
+            self._start(trial)
+        for trial, (actor, until_s) in list(self._avoiding.items()):
+            if until_s <= now_s:
+                del self._avoiding[trial]
+                trial.forget_suspects()
+                give_up_avoidance(actor)
+
+    def _go_on(self, trial: Trial, now_s: float) -> None:
+        """A held trial's last open charge was decided: it ends, or waits as decided."""
+        if trial.should_recover():
+            self._due_s[trial] = now_s + trial.retry_delay_s
+        else:
+            del self._due_s[trial]
+            self._end(trial)
+
+    def idle_s(self) -> float:
+        """Return how long nothing can happen here, in seconds; 0 if nobody is held."""
+        if not self._due_s:
+            return 0.0
+        return min(IDLE_S, max(0.0, min(self._due_s.values()) - time.monotonic()) or IDLE_S)
