@@ -31,7 +31,7 @@ def test_a_restore_that_always_fails_is_tried_as_often_as_the_budgets_say(
         trainable,
         param_space=space(workspace, [RESTORING_FOR_EVER]),
         run_config=run_config(workspace, trainable, max_failures=max_failures + 1),
-        retry_policy=RetryPolicy(restore_retries=retries),
+        retry_policy=RetryPolicy(backoff_initial_s=0, restore_retries=retries),
     ).fit()
     loads = [line for line in log_of(workspace, RESTORING_FOR_EVER) if line.startswith("load")]
     assert len(loads) == (retries + 1) * (max_failures + 1)
@@ -57,7 +57,7 @@ with local_ray():
         trainable,
         param_space=space(directory, ["load_always_raises"]),
         run_config=run_config(directory, trainable, max_failures=1),
-        retry_policy=RetryPolicy(restore_retries=None),
+        retry_policy=RetryPolicy(backoff_initial_s=0, restore_retries=None),
     ).fit()
 """
 
@@ -91,7 +91,7 @@ def test_counters_survive_a_killed_driver_and_count_on(
     (result,) = Tuner.restore(
         str(workspace / "storage" / "fit"),
         TRAINABLES[kind],
-        retry_policy=RetryPolicy(restore_retries=spent + 1),
+        retry_policy=RetryPolicy(backoff_initial_s=0, restore_retries=spent + 1),
     ).fit()
     assert isinstance(result.error, RestoreError)
     assert [fault.charge for fault in result.faults] == [

@@ -99,7 +99,7 @@ def run(trainable: Any, faults: Sequence[str]) -> Run:
                 failure_config=tune.FailureConfig(max_failures=2),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=frequency),
             ),
-            retry_policy=RetryPolicy(restore_retries=1),
+            retry_policy=RetryPolicy(backoff_initial_s=0, restore_retries=1),
         ).fit()
         return Run(
             results={result.config["fault"]: result for result in grid},

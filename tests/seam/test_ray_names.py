@@ -21,6 +21,7 @@ from raytrials import _ray
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.controller import Controller
 from raytrials.driver.launch import TunerInternal
+from raytrials.driver.placement import Placement
 from raytrials.driver.result import TrialResultGrid
 from raytrials.driver.trial import Trial
 from raytrials.errors import UnsupportedRayError
@@ -29,6 +30,7 @@ OURS = {
     _ray.TuneController: Controller,
     _ray.Trial: Trial,
     _ray.RayActorManager: ActorManager,
+    _ray.PlacementGroupResourceManager: Placement,
     _ray.TunerInternal: TunerInternal,
     _ray.ResultGrid: TrialResultGrid,
 }
@@ -58,6 +60,20 @@ PARAMETERS = {
     (_ray.Trial, "on_restore"): [],
     (_ray.Trial, "get_trainable_cls"): [],
     (_ray.Trial, "_get_default_result_or_future"): [],
+    (_ray.TuneController, "_process_trial_result"): ["trial", "result"],
+    (_ray.TuneController, "_schedule_trial_pause"): ["trial", "should_checkpoint"],
+    (_ray.TuneController, "_try_recover"): ["trial", "exc"],
+    (_ray.TuneController, "_requeue_trial"): ["trial"],
+    (_ray.TuneController, "on_step_begin"): [],
+    (_ray.TuneController, "on_step_end"): [],
+    (_ray.RayActorManager, "__init__"): ["resource_manager"],
+    (_ray.RayActorManager, "_try_start_actors"): ["max_actors"],
+    (_ray.RayActorManager, "remove_actor"): ["tracked_actor", "kill", "stop_future"],
+    (_ray.PlacementGroupResourceManager, "__init__"): ["update_interval_s"],
+    (_ray.PlacementGroupResourceManager, "request_resources"): ["resource_request"],
+    (_ray.PlacementGroupResourceManager, "cancel_resource_request"): ["resource_request"],
+    (_ray.PlacementGroupResourceManager, "has_resources_ready"): ["resource_request"],
+    (_ray.PlacementGroupResourceManager, "acquire_resources"): ["resource_request"],
     (_ray.RayActorManager, "_actor_task_failed"): ["tracked_actor_task", "exception"],
     (_ray.RayActorManager, "_actor_start_failed"): ["tracked_actor", "exception"],
     (_ray.TunerInternal, "_validate_trainable"): ["trainable", "required_trainable_name"],

@@ -23,6 +23,7 @@ ARGUMENTS = {
     errors.ConfigurationError: ("name", "value", "another value"),
     errors.UnserializableTrainableError: ("train", "a lock"),
     errors.StorageUnwritableError: ("/storage", "no space"),
+    errors.PackageMissingError: (("node-1", "node-2"),),
     errors.MissingExtraError: ("raytrials demo", ("optuna",), "demo"),
     errors.UnsupportedRayError: ("1.0", "2.0 to 3.0"),
     errors.UnsupportedPathError: ("Ray Client", "Use a job."),

@@ -13,9 +13,11 @@ PUBLIC = {
     "ActorError",
     "Cause",
     "ChargedFault",
+    "Fatal",
     "RaytrialsError",
     "RestoreError",
     "RetryPolicy",
+    "Rule",
     "TrainingError",
     "Tuner",
 }

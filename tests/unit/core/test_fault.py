@@ -19,6 +19,8 @@ FAULT = Fault(
     node_id="ab12",
     detail="the node was reclaimed",
     time=1700000000.5,
+    exceptions=("ValueError",),
+    exit_code=3,
 )
 CHARGED = ChargedFault.book(FAULT, Charge.INFRASTRUCTURE, "preempted, not counted")
 
@@ -34,7 +36,10 @@ def test_the_typed_error_of_a_fault_tells_of_that_fault(fault_class: FaultClass)
     fault = Fault(**values)
     error = fault.to_error()
     assert error.fault_class == fault_class
-    assert Fault.of(error, FAULT.time) == fault
+    told = Fault.of(
+        error, FAULT.time, exceptions=FAULT.exceptions, exit_code=FAULT.exit_code
+    )
+    assert told == fault
 
 
 def test_words_print_as_their_text() -> None:

@@ -1,0 +1,163 @@
+"""A trial survives the machines it runs on, and is not charged for them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fits import finish, last_json, start
+
+# One cluster and one driver for all scenarios; each adds the nodes that it breaks.
+SCRIPT = """
+import json, sys, threading, time
+from pathlib import Path
+from support.nodes import events, running_nodes, slowly, wait_for
+import ray
+from ray import tune
+from raytrials import RetryPolicy, Tuner
+
+directory = Path(sys.argv[1])
+
+
+def fit(name, strike, *, trials=1, config=None, max_failures=0, policy=None):
+    log = directory / f"{name}.jsonl"
+    seen = {}
+
+    def run():
+        try:
+            seen.update(strike(log) or {})
+        except BaseException as error:
+            seen["strike_failed"] = repr(error)
+
+    striker = threading.Thread(target=run, daemon=True)
+    striker.start()
+    begun = time.time()
+    grid = Tuner(
+        slowly,
+        param_space={
+            "log": str(log), "name": tune.grid_search([f"t{i}" for i in range(trials)]),
+            **(config or {}),
+        },
+        run_config=tune.RunConfig(
+            name=name, storage_path=str(directory / "storage"), verbose=0,
+            failure_config=tune.FailureConfig(max_failures=max_failures),
+        ),
+        retry_policy=policy,
+    ).fit()
+    striker.join()
+    return {
+        "order": [r.config["name"] for r in grid],
+        "counts": [r.metrics.get("count") for r in grid],
+        "errors": [repr(r.error) for r in grid if r.error],
+        "faults": [
+            [f.fault_class, f.phase, f.cause, f.charge, f.node_id] for r in grid for f in r.faults
+        ],
+        "starts": [[e["name"], e["start"], e["node"]] for e in events(log) if e["event"] == "start"],
+        "loads": [[e["name"], e["node"]] for e in events(log) if e["event"] == "load"],
+        "seconds": time.time() - begun,
+        **seen,
+    }
+
+
+def step_of(log, step):
+    return [e for e in events(log) if e["event"] == "step" and e["step"] >= step]
+
+
+found = {}
+with running_nodes() as nodes:
+    stable = nodes.add()
+
+    def kill(log, **how):
+        wait_for(lambda: step_of(log, 2))
+        node = step_of(log, 2)[0]["node"]
+        nodes.kill(node, **how)
+        return {"lost": node}
+
+    def only_on_new(strike):
+        return strike
+
+    # The trial fills the first node that it gets; two nodes, so that another fits.
+    nodes.add()
+    found["killed"] = fit("killed", kill, trials=2)
+    nodes.add()
+    found["raylet_killed"] = fit("raylet_killed", lambda log: kill(log, raylet_only=True), trials=2)
+    nodes.add()
+
+    def freeze(log):
+        wait_for(lambda: step_of(log, 2))
+        node = step_of(log, 2)[0]["node"]
+        nodes.freeze(node)
+        return {"lost": node}
+
+    found["frozen"] = fit("frozen", freeze, trials=2)
+    nodes.add()
+
+    def preempt(log):
+        wait_for(lambda: step_of(log, 2))
+        node = step_of(log, 2)[0]["node"]
+        nodes.drain(node, 60)
+        time.sleep(1.5)
+        nodes.kill(node)
+        return {"lost": node}
+
+    found["preempted"] = fit("preempted", preempt, trials=2)
+    nodes.add()
+
+    def die_while_restoring(log):
+        import os, signal
+        wait_for(lambda: step_of(log, 2))
+        first = [e for e in events(log) if e["event"] == "start"][0]
+        os.kill(first["pid"], signal.SIGKILL)
+        wait_for(lambda: [e for e in events(log) if e["event"] == "load"])
+        load = [e for e in events(log) if e["event"] == "load"][0]
+        nodes.kill(load["node"])
+        return {"first": first["node"], "lost": load["node"]}
+
+    found["killed_while_restoring"] = fit(
+        "killed_while_restoring", die_while_restoring, config={"load_s": 3}, max_failures=1
+    )
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rw") as directory:
+        seen: dict[str, Any] = last_json(finish(start(SCRIPT, directory), timeout_s=280))
+    return seen
+
+
+LOST = {
+    "killed": "node_lost",
+    "raylet_killed": "node_lost",
+    "frozen": "node_lost",
+    "preempted": "preempted",
+}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_lost_node_is_named_and_not_charged(found: dict[str, Any], how: str) -> None:
+    seen = found[how]
+    assert seen["errors"] == []
+    assert seen["counts"] == [6, 6]
+    assert seen["order"] == ["t0", "t1"]
+    assert seen["faults"] == [["actor", "running", LOST[how], "infrastructure", seen["lost"]]]
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_trial_goes_on_elsewhere_from_its_checkpoint(found: dict[str, Any], how: str) -> None:
+    seen = found[how]
+    _, step, node = seen["starts"][-1]
+    assert step >= 2
+    assert node != seen["lost"]
+
+
+def test_a_node_lost_while_restoring_costs_no_restore_retry(found: dict[str, Any]) -> None:
+    seen = found["killed_while_restoring"]
+    assert seen["errors"] == []
+    died, lost = seen["faults"]
+    assert died == ["actor", "running", "worker_died", "failure", seen["first"]]
+    assert lost == ["restore", "restoring", "node_lost", "infrastructure", seen["lost"]]
+    assert seen["lost"] != seen["first"], "the node of the failure was not avoided"
