@@ -182,6 +182,12 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         if self.phase is None:
             self.account.attempt += 1
             self.phase = Phase.RESTORING if self.has_checkpoint() else Phase.STARTING
+            # From another trial's checkpoint (an exploit) nothing is run again: all of it is new.
+            self.rerun_until = 0 if self._exploits() else self.told_iteration
+
+    def _exploits(self) -> bool:
+        checkpoint = self.checkpoint
+        return checkpoint is not None and not checkpoint.path.startswith(f"{self.path}/")
 
     def on_start(self) -> None:
         """The actor runs; with no checkpoint to restore, so does the user's code."""
@@ -240,7 +246,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     # --- iterations that are run again -----------------------------------------------------------
 
     def is_rerun(self, result: dict[str, Any]) -> bool:
-        """Whether searcher and scheduler were told this iteration before the latest failure."""
+        """Whether searcher and scheduler were told this iteration in an earlier attempt."""
         return 0 < _iteration(result) <= self.rerun_until
 
     def on_told(self, result: dict[str, Any], decision: str | None) -> None:
@@ -299,7 +305,6 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         error = self.typed_error(exc)
         exceptions, exit_code = describe(error.__cause__ or error)
         fault = Fault.of(error, time.time(), exceptions=exceptions, exit_code=exit_code)
-        self.rerun_until = max(self.rerun_until, self.told_iteration)
         if error.node_id is not None:
             self._suspects += ((error.node_id, time.monotonic()),)
         # The actor that went away may be one that the trial called, on another node.

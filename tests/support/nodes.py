@@ -50,9 +50,7 @@ class Nodes:
 
     def add(self, num_cpus: int = 1, **options: Any) -> str:
         """Add a node and return its id."""
-        node = self.cluster.add_node(
-            num_cpus=num_cpus, object_store_memory=MEMORY_BYTES, **options
-        )
+        node = self.cluster.add_node(num_cpus=num_cpus, object_store_memory=MEMORY_BYTES, **options)
         self.nodes[node.node_id] = node
         return str(node.node_id)
 

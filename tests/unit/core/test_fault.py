@@ -36,9 +36,7 @@ def test_the_typed_error_of_a_fault_tells_of_that_fault(fault_class: FaultClass)
     fault = Fault(**values)
     error = fault.to_error()
     assert error.fault_class == fault_class
-    told = Fault.of(
-        error, FAULT.time, exceptions=FAULT.exceptions, exit_code=FAULT.exit_code
-    )
+    told = Fault.of(error, FAULT.time, exceptions=FAULT.exceptions, exit_code=FAULT.exit_code)
     assert told == fault
 
 
