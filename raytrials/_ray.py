@@ -277,6 +277,14 @@ def exception_named_in(text: str) -> tuple[str, ...]:
     return tuple(named[:1])
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_colours(text: str) -> str:
+    """Return Ray's text without the terminal colours that it puts into tracebacks."""
+    return _COLOUR.sub("", text)
+
+
 def is_package_missing(error: BaseException) -> bool:
     """Whether a worker could not import raytrials; Ray offers the text alone."""
     return "No module named 'raytrials" in str(error)

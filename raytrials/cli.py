@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import raytrials
-from raytrials.errors import MissingExtraError, RaytrialsError
+from raytrials.errors import ConfigurationError, MissingExtraError, RaytrialsError
 
 # Ray reads most of these when it is imported. The demo's Ray serves this machine for a minute: it
 # needs no token and sends no statistics. The rest keeps Ray from writing between the demo's lines.
@@ -80,6 +80,8 @@ def _demo(arguments: argparse.Namespace) -> int:
         os.environ.setdefault(name, value)
     from raytrials import demo  # noqa: PLC0415 - it imports Ray and scikit-learn
 
+    if arguments.storage == "":
+        raise ConfigurationError("--storage", "", "a directory or a URI")
     return demo.run(
         faults=not arguments.no_faults, quick=arguments.quick, storage=arguments.storage
     )

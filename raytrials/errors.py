@@ -38,24 +38,24 @@ class ConfigurationError(RaytrialsError, ValueError):
         return f"{self.name} is {self.value!r}; expected {self.expected}."
 
 
-class UnserializableTrainableError(RaytrialsError, TypeError):
-    """The trainable cannot be sent to a worker.
+class UnserializableError(RaytrialsError, TypeError):
+    """The trainable, or a value of `param_space`, cannot be sent to a worker.
 
     The caller's fault; raised before any trial starts; spends no budget.
     """
 
     exit_code = 2
 
-    def __init__(self, trainable: str, detail: str) -> None:
-        super().__init__(trainable, detail)
-        self.trainable = trainable
+    def __init__(self, what: str, detail: str) -> None:
+        super().__init__(what, detail)
+        self.what = what
         self.detail = detail
 
     def __str__(self) -> str:
         return (
-            f"The trainable {self.trainable} cannot be serialized, so no worker could run it. "
-            "Open files, locks, clients and the like inside the trainable instead of capturing "
-            f"them from outside.\n{self.detail}"
+            f"The {self.what} cannot be serialized, so it cannot reach a worker. Open files, "
+            "locks, clients and the like inside the trainable instead of bringing them along.\n"
+            f"{self.detail}"
         )
 
 
@@ -75,8 +75,8 @@ class StorageUnwritableError(RaytrialsError):
     def __str__(self) -> str:
         return (
             f"The storage path {self.storage_path!r} cannot be written: {self.detail}. "
-            "RunConfig(storage_path=...) must be a directory or a URI that this machine and every "
-            "worker can write."
+            "RunConfig(storage_path=...) must be the absolute path of a directory, or a URI, that "
+            "this machine and every worker can write."
         )
 
 

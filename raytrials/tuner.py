@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
 from raytrials.driver.launch import TunerInternal, resolve_policy
 from raytrials.driver.result import TrialResultGrid
-from raytrials.errors import ConfigurationError, UnsupportedPathError
+from raytrials.errors import ConfigurationError, UnserializableError, UnsupportedPathError
 
 TrainableLike = str | Callable[..., Any] | type[Trainable]
 
@@ -36,7 +37,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
 
     Raises:
         ConfigurationError: an argument or environment variable has a value that is not allowed.
-        UnserializableTrainableError: the trainable cannot be sent to a worker.
+        UnserializableError: the trainable or a value of `param_space` cannot be sent to a worker.
         StorageUnwritableError: the storage path cannot be written.
         UnsupportedPathError: Ray Client is connected.
     """
@@ -56,6 +57,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         _refuse_client()
         if _tuner_internal is None:
             _check_policy(retry_policy)
+            _check_inputs(param_space, run_config)
             _tuner_internal = TunerInternal(
                 retry_policy=retry_policy,
                 trainable=trainable,
@@ -148,3 +150,21 @@ def _check_policy(policy: RetryPolicy | None) -> None:
         )
     settings.validate()
     resolve_policy(policy)
+
+
+def _check_inputs(param_space: object, run_config: RunConfig | None) -> None:
+    """Refuse what Ray would trip over later, or take for something else."""
+    if isinstance(param_space, dict):
+        for key, value in param_space.items():
+            try:
+                copy.deepcopy(value)
+            except TypeError as error:
+                raise UnserializableError(f"param_space[{key!r}]", str(error)) from error
+    failure_config = getattr(run_config, "failure_config", None)
+    max_failures = getattr(failure_config, "max_failures", 0)
+    if not isinstance(max_failures, int) or max_failures < -1:
+        raise ConfigurationError(
+            "FailureConfig(max_failures=...)",
+            max_failures,
+            "a whole number, 0 or more, or -1 for no limit",
+        )

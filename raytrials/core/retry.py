@@ -214,7 +214,7 @@ class RetryPolicy:
                 history=history,
             )
         if fault.fault_class is FaultClass.RESTORE:
-            return self._restore(history)
+            return self._restore(fault, history)
         if fault.fault_class is FaultClass.ACTOR:
             return self._actor(fault, history)
         return _failure(history, f"{fault.cause}, counted")
@@ -232,7 +232,7 @@ class RetryPolicy:
             return _failure(
                 dataclasses.replace(history, infra_failures=0),
                 f"{fault.cause}, counted: {limit} infrastructure failures in a row without "
-                "progress were free (RAYTRIALS_MAX_INFRA_FAILURES)",
+                "progress were free (max_infra_failures)",
             )
         count = history.infra_failures + 1
         return Decision(
@@ -242,19 +242,18 @@ class RetryPolicy:
             history=dataclasses.replace(history, infra_failures=count),
         )
 
-    def _restore(self, history: History) -> Decision:
+    def _restore(self, fault: Fault, history: History) -> Decision:
         limit = self.restore_retries
         if limit is not None and history.restore_failures >= limit:
             return _failure(
                 dataclasses.replace(history, restore_failures=0),
-                f"counted: TUNE_RESTORE_RETRY_NUM={limit} free retries were used",
+                f"{fault.cause}, counted: restore_retries={limit} were used",
             )
         count = history.restore_failures + 1
-        shown = "no limit" if limit is None else limit
         return Decision(
             retry=True,
             charge=Charge.RESTORE,
-            reason=f"free retry {count}, TUNE_RESTORE_RETRY_NUM={shown}, not counted",
+            reason=f"{fault.cause}, not counted: retry {count} of restore_retries={limit}",
             history=dataclasses.replace(history, restore_failures=count),
         )
 

@@ -102,6 +102,18 @@ def describe(error: BaseException) -> tuple[tuple[str, ...], int | None]:
     return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), None
 
 
+def may_be(error: BaseException, name: str) -> bool:
+    """Whether `error` may be an exception of the class called `name` that a worker raised.
+
+    Ray does not bring every exception back as what it was: one that cannot be made again arrives
+    under another class with the name in its text, an interrupt as a cancelled task.
+    """
+    inner = unwrap(error)
+    if isinstance(inner, exceptions.TaskCancelledError):
+        return name == KeyboardInterrupt.__name__
+    return type(inner).__name__ == name or name in str(error)
+
+
 def _cause(inner: BaseException) -> Cause:
     if _ray.is_package_missing(inner):
         return Cause.PACKAGE_MISSING
@@ -132,7 +144,9 @@ def is_actor_error(error: BaseException) -> bool:
 
 def _detail(inner: BaseException) -> str:
     if isinstance(inner, exceptions.RayError):
-        text = str(inner).strip()
+        text = _ray.without_colours(str(inner)).strip()
+        if isinstance(inner, exceptions.RayActorError) and inner.actor_init_failed:
+            text = f"{text.rpartition(chr(10))[2]}\n{text}"
     else:
         text = f"{type(inner).__name__}: {inner}"
     if len(text) <= MAX_DETAIL_CHARS:

@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ResultRefusedError(Exception):
-    """A report lacks a metric that the search needs."""
-
-
-class _ActorReuseError(Exception):
-    """The trainable did not take another trial's config in the same actor."""
+    """Carries out of Ray's code that a report lacks a metric; the trial fails with its cause."""
 
 
 class Controller(_ray.TuneController):  # type: ignore[misc]
@@ -132,7 +128,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         try:
             super()._on_training_result(trial, result)
         except _ResultRefusedError as refused:
-            self._process_trial_failure(trial, refused)
+            self._process_trial_failure(trial, ValueError(str(refused)))
 
     def _process_trial_result(self, trial: Trial, result: dict[str, Any]) -> str | None:
         trial.on_report(result)
@@ -194,7 +190,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             return
         self._process_trial_failure(
             trial,
-            _ActorReuseError(
+            RuntimeError(
                 "reuse_actors=True, but reset_config() of the trainable did not return True"
             ),
         )
@@ -293,12 +289,12 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             reason = trial.account.faults[-1].reason
         outcome = "is ended" if trial.status == Trial.ERROR else "is tried again"
         logger.error(
-            "Trial %s %s after a %s failure in phase %s on attempt %d: %s.",
+            "Trial %s %s. Its attempt %d failed (%s, phase %s): %s.",
             trial,
             outcome,
+            fault.attempt,
             fault.fault_class,
             fault.phase,
-            fault.attempt,
             reason,
             exc_info=exception if self._print_trial_errors else None,
         )

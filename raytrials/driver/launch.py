@@ -16,7 +16,7 @@ from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
 from raytrials.driver.controller import Controller
 from raytrials.driver.trial import FitContext
-from raytrials.errors import StorageUnwritableError, UnserializableTrainableError
+from raytrials.errors import StorageUnwritableError, UnserializableError
 from raytrials.rulefile import read_rules
 
 # Ray's registry of trainables is one dictionary a process, and loses entries or raises when two
@@ -53,7 +53,8 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
             found = io.StringIO()
             inspect_serializability(trainable, print_file=found)
             name = getattr(trainable, "__name__", repr(trainable))
-            raise UnserializableTrainableError(name, f"{error}\n{found.getvalue()}") from error
+            detail = f"{error}\n{found.getvalue()}"
+            raise UnserializableError(f"trainable {name}", detail) from error
         super()._validate_trainable(trainable, required_trainable_name)
 
     def _fit_internal(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:

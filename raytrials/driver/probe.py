@@ -14,6 +14,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
@@ -26,11 +27,24 @@ logger = logging.getLogger(__name__)
 
 
 class Stage(str, Enum):
-    """The last word of the worker about the load of its checkpoint."""
+    """How far the worker said that it got in loading its checkpoint."""
 
     ENTERED = "entered"
     LEFT = "left"
     FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Word:
+    """The last word of the worker about the load of its checkpoint.
+
+    Attributes:
+        stage: how far it got.
+        exception: name of the class of the exception that ended the load; "" for none.
+    """
+
+    stage: Stage
+    exception: str = ""
 
 
 class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
@@ -62,9 +76,9 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
             if outermost:
                 self._tell(Stage.ENTERED)
             yield
-        except BaseException:
+        except BaseException as error:
             if outermost:
-                self._tell(Stage.FAILED)
+                self._tell(Stage.FAILED, type(error).__name__)
             raise
         else:
             if outermost:
@@ -72,11 +86,11 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
         finally:
             self._depth -= 1
 
-    def _tell(self, stage: Stage) -> None:
+    def _tell(self, stage: Stage, exception: str = "") -> None:
         if self._key is None:
             return
         try:
-            _ray.kv_put(self._key, stage.value)
+            _ray.kv_put(self._key, f"{stage.value} {exception}".strip())
         except (exceptions.RayError, RuntimeError, AttributeError):
             # The user's code must not fail because the cluster did not listen.
             logger.warning("Could not tell the driver: checkpoint %s.", stage.value, exc_info=True)
@@ -116,10 +130,13 @@ def watch(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
     return _rebuild(_plain_class(type(checkpoint)), {**checkpoint.__dict__, "_key": key}), key
 
 
-def read(key: str) -> Stage | None:
+def read(key: str) -> Word | None:
     """Return the worker's last word, None if there is none or the cluster does not answer."""
     word = _quietly(_ray.kv_get, key)
-    return None if word is None else Stage(word)
+    if word is None:
+        return None
+    stage, _, exception = word.partition(" ")
+    return Word(Stage(stage), exception)
 
 
 def forget(key: str) -> None:

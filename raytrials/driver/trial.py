@@ -25,7 +25,7 @@ from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy
 from raytrials.driver import probe
-from raytrials.driver.classify import classify, describe, is_actor_error, unwrap
+from raytrials.driver.classify import classify, describe, is_actor_error, may_be, unwrap
 from raytrials.driver.cluster import Cluster
 from raytrials.errors import TrialError
 
@@ -281,18 +281,18 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
         Once Ray has acknowledged the restore of a function, that function counts as restored when
         the worker said that it left the checkpoint, or when it raised outside of it. It counts as
-        restoring when it raised inside, or when it died without having said that it left.
+        restoring when it raised inside, or when it died without having said that it left. An
+        exception inside that the user's code took, and that was followed by another, is outside.
         """
         phase = self.phase or Phase.STOPPING
         if phase is not Phase.RESTORING or self._probe_key is None or self.is_restoring:
             return phase
-        stage = probe.read(self._probe_key)
-        if stage is probe.Stage.LEFT:
+        word = probe.read(self._probe_key)
+        if word is not None and word.stage is probe.Stage.LEFT:
             self._on_restored()
             return Phase.RUNNING
-        if stage is probe.Stage.FAILED or is_actor_error(error):
-            return Phase.RESTORING
-        return Phase.RUNNING
+        raised_inside = word is not None and word.exception and may_be(error, word.exception)
+        return Phase.RESTORING if raised_inside or is_actor_error(error) else Phase.RUNNING
 
     def handle_error(self, exc: BaseException) -> None:
         """Book a failure of this trial: the one place where its counters are bumped.

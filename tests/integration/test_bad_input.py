@@ -13,7 +13,7 @@ from raytrials import Tuner
 from raytrials.errors import (
     ConfigurationError,
     StorageUnwritableError,
-    UnserializableTrainableError,
+    UnserializableError,
 )
 
 
@@ -83,12 +83,24 @@ def test_a_trainable_that_cannot_be_serialized_is_refused(workspace: Path) -> No
     def locked(config: dict[str, Any]) -> None:
         lock.acquire()
 
-    with pytest.raises(UnserializableTrainableError) as caught:
+    with pytest.raises(UnserializableError) as caught:
         tuner(workspace, locked)
     assert "locked" in str(caught.value)
     assert "lock" in caught.value.detail
     assert isinstance(caught.value, TypeError)
     assert list(workspace.iterdir()) == []
+
+
+def test_a_value_that_cannot_be_serialized_is_named(workspace: Path) -> None:
+    with pytest.raises(UnserializableError, match=r"param_space\['a'\]"):
+        Tuner(started, param_space={"b": 1, "a": threading.Lock()})
+
+
+@pytest.mark.parametrize("max_failures", ["2", -2, 1.5])
+def test_a_wrong_number_of_failures_is_refused(max_failures: Any) -> None:
+    failure_config = tune.FailureConfig(max_failures=max_failures)
+    with pytest.raises(ConfigurationError, match="max_failures"):
+        Tuner(started, run_config=tune.RunConfig(failure_config=failure_config))
 
 
 def test_a_storage_path_that_cannot_be_written_is_refused(workspace: Path) -> None:
@@ -101,6 +113,8 @@ def test_a_storage_path_that_cannot_be_written_is_refused(workspace: Path) -> No
 def test_a_storage_path_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(StorageUnwritableError, match="nowhere://bucket"):
         Tuner(started, run_config=tune.RunConfig(name="fit", storage_path="nowhere://bucket"))
+    with pytest.raises(StorageUnwritableError, match="absolute path"):
+        Tuner(started, run_config=tune.RunConfig(name="fit", storage_path="relative"))
 
 
 @pytest.mark.usefixtures("ray_local")

@@ -74,6 +74,7 @@ FUNCTION_FAULTS = {
     "restoring:sigkill_before": restore(Cause.WORKER_DIED),
     "loaded:sigkill": died(),
     "loaded:exception": training(says="ValueError: behind"),
+    "loaded:exception_after_another": training(says="ValueError: behind"),
     "loaded:exception_before": training(says="ValueError: before"),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,8 +53,9 @@ def fit(name, strike, *, trials=1, config=None, max_failures=0, policy=None):
         "faults": [
             [f.fault_class, f.phase, f.cause, f.charge, f.node_id] for r in grid for f in r.faults
         ],
-        "starts": [[e["name"], e["start"], e["node"]] for e in events(log) if e["event"] == "start"],
-        "loads": [[e["name"], e["node"]] for e in events(log) if e["event"] == "load"],
+        "starts": [
+            [e["name"], e["start"], e["node"]] for e in events(log) if e["event"] == "start"
+        ],
         "seconds": time.time() - begun,
         **seen,
     }

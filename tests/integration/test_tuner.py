@@ -178,6 +178,14 @@ def test_vanilla_ray_reads_and_restores_our_experiment_without_raytrials(workspa
         param_space=space(workspace, ["step:exception", "step:sigkill", "none"]),
         run_config=run_config(workspace, counting),
     ).fit()
+    refused = Tuner(
+        without_metric,
+        param_space={"x": 0},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name="refused", storage_path=str(workspace), verbose=0),
+    ).fit()
+    refused_pickle = Path(refused[0].path, "error.pkl").read_bytes()
+    assert b"raytrials" not in refused_pickle
     before, after = last_json(finish(start(VANILLA, grid.experiment_path)))
     assert sorted(before) == [2, 2, STEPS]
     assert after == [STEPS, STEPS, STEPS]

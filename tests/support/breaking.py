@@ -7,6 +7,7 @@ a restore first kill the worker (`_kill`), so that there is something to restore
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -194,6 +195,10 @@ def _load(config: dict[str, Any], checkpoint: tune.Checkpoint) -> int:
         raise ValueError("before the checkpoint was touched")
     if once(config, "restoring:copy_exception"):
         checkpoint.to_directory("/dev/null/nowhere")
+    if once(config, "loaded:exception_after_another"):
+        with contextlib.suppress(KeyError), checkpoint.as_directory():
+            raise KeyError("taken by the user's code")
+        raise ValueError("behind the checkpoint")
     with checkpoint.as_directory() as directory:
         note(config, f"load {Path(directory).name}")
         if config["fault"] == "load_always_raises":

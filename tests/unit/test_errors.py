@@ -21,7 +21,7 @@ def tree(root: type[errors.RaytrialsError]) -> Iterator[type[errors.RaytrialsErr
 ARGUMENTS = {
     errors.RaytrialsError: ("text",),
     errors.ConfigurationError: ("name", "value", "another value"),
-    errors.UnserializableTrainableError: ("train", "a lock"),
+    errors.UnserializableError: ("train", "a lock"),
     errors.StorageUnwritableError: ("/storage", "no space"),
     errors.PackageMissingError: (("node-1", "node-2"),),
     errors.MissingExtraError: ("raytrials demo", ("optuna",), "demo"),

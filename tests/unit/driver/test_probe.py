@@ -12,7 +12,7 @@ from ray.tune import Checkpoint
 
 from raytrials import _ray
 from raytrials.driver import probe
-from raytrials.driver.probe import Stage, WatchedCheckpoint
+from raytrials.driver.probe import Stage, WatchedCheckpoint, Word
 
 
 class Store(dict[str, str]):
@@ -51,9 +51,9 @@ def test_the_worker_tells_when_it_enters_and_leaves(store: Store, checkpoint: Ch
     watched, key = probe.watch(checkpoint)
     assert probe.read(key) is None
     with watched.as_directory() as path:
-        assert probe.read(key) is Stage.ENTERED
+        assert probe.read(key) == Word(Stage.ENTERED)
         assert Path(path, "file").read_text() == "content"
-    assert probe.read(key) is Stage.LEFT
+    assert probe.read(key) == Word(Stage.LEFT)
     probe.forget(key)
     assert store == {}
 
@@ -65,7 +65,7 @@ def test_the_worker_tells_of_an_exception_inside(
     watched, key = probe.watch(checkpoint)
     with pytest.raises(error), watched.as_directory():
         raise error
-    assert probe.read(key) is Stage.FAILED
+    assert probe.read(key) == Word(Stage.FAILED, error.__name__)
 
 
 def test_a_copy_counts_as_a_load(store: Store, checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_copy_counts_as_a_load(store: Store, checkpoint: Checkpoint, tmp_path:
     )
     with pytest.raises(FileNotFoundError):
         watched.to_directory(tmp_path / "copy")
-    assert probe.read(key) is Stage.FAILED
+    assert probe.read(key) == Word(Stage.FAILED, "FileNotFoundError")
 
 
 def test_a_copy_inside_the_block_does_not_end_it(
@@ -86,7 +86,7 @@ def test_a_copy_inside_the_block_does_not_end_it(
     watched, key = probe.watch(checkpoint)
     with watched.as_directory():
         watched.to_directory(tmp_path / "copy")
-        assert probe.read(key) is Stage.ENTERED
+        assert probe.read(key) == Word(Stage.ENTERED)
     assert store.told == [Stage.ENTERED.value, Stage.LEFT.value]
 
 
@@ -99,7 +99,7 @@ def test_the_watch_travels_to_the_worker(
     copy = pickler.loads(pickler.dumps(watched))  # type: ignore[attr-defined]
     assert isinstance(copy, type(checkpoint))
     with copy.as_directory():
-        assert probe.read(key) is Stage.ENTERED
+        assert probe.read(key) == Word(Stage.ENTERED)
 
 
 def test_a_watched_checkpoint_that_is_saved_again_is_a_plain_one(
@@ -119,7 +119,7 @@ def test_watching_twice_gives_one_watch(store: Store, checkpoint: Checkpoint) ->
     twice, key = probe.watch(once)
     assert type(twice) is type(once)
     with twice.as_directory():
-        assert probe.read(key) is Stage.ENTERED
+        assert probe.read(key) == Word(Stage.ENTERED)
 
 
 def test_a_cluster_that_does_not_listen_does_not_break_the_users_code(
