@@ -99,6 +99,9 @@ class Cluster:
     def _alive(self) -> set[str]:
         return {node_id for node_id, node in self._nodes.items() if node["Alive"]}
 
+    def _with_processors(self) -> set[str]:
+        return {one for one in self._alive() if self._nodes[one]["Resources"].get("CPU", 0) > 0}
+
     # --- is raytrials on every node? -------------------------------------------------------------
 
     def require_package(self) -> None:
@@ -110,21 +113,20 @@ class Cluster:
         self.look(at_once=True)
         deadline_s = time.monotonic() + PROBE_TIMEOUT_S
         while self._probes and time.monotonic() < deadline_s:
-            if self._alive() - set(self._probes.values()) - self.without_package:
+            if self._with_processors() - set(self._probes.values()) - self.without_package:
                 return
             ray.wait(list(self._probes), timeout=REFRESH_S)
             self._read_probes()
-        if self.without_package and self._alive() <= self.without_package:
+        if self.without_package and self._with_processors() <= self.without_package:
             raise PackageMissingError(tuple(sorted(self.without_package)))
 
     def _probe_new_nodes(self) -> None:
         """Ask each node once, but for the driver's own, which has the driver's packages."""
-        new = self._alive() - self._probed
+        new = self._with_processors() - self._probed
         self._probed |= new
-        own_environment = _ray.has_runtime_environment()
+        own_environment = bool(new) and _ray.has_runtime_environment()
         for node_id in new:
-            usable = self._nodes[node_id]["Resources"].get("CPU", 0) > 0
-            if usable and (own_environment or node_id != _ray.own_node()):
+            if own_environment or node_id != _ray.own_node():
                 self._probes[_ray.ask_for_package(node_id)] = node_id
 
     def _read_probes(self) -> None:

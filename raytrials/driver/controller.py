@@ -56,6 +56,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         )
         self._replaced: dict[Trial, Any] = {}
         placement = Placement()
+        placement.shunned = context.cluster.without_package
         super().__init__(resource_manager_factory=lambda: placement, **kwargs)
         self._actor_manager = ActorManager(resource_manager=placement)
         context.cluster.require_package()

@@ -32,6 +32,7 @@ class Placement(_ray.PlacementGroupResourceManager):  # type: ignore[misc]
         line: gives the actors that wait for a request, in order; set by the actor manager.
         avoided: nodes that a waiting actor must not get, by actor.
         avoid_next: nodes that the group requested next must not be on.
+        shunned: nodes that no group may be on.
     """
 
     def __init__(self, update_interval_s: float = 0.1) -> None:
@@ -39,6 +40,7 @@ class Placement(_ray.PlacementGroupResourceManager):  # type: ignore[misc]
         self.line: Callable[[Any], list[Any]] = lambda _: []
         self.avoided: dict[Any, frozenset[str]] = {}
         self.avoid_next: frozenset[str] = frozenset()
+        self.shunned: set[str] = set()
         self._selective: set[PlacementGroup] = set()
         self._matched: dict[Any, PlacementGroup] = {}
         self._favoured: set[Any] = set()
@@ -83,11 +85,13 @@ class Placement(_ray.PlacementGroupResourceManager):  # type: ignore[misc]
         if self._is_held_back(resource_request):
             self._withdrawn[resource_request] += 1
             return
-        if not self.avoid_next:
+        avoided = self.avoid_next | self.shunned
+        if not avoided:
             super().request_resources(resource_request)
             return
-        group = placement_group(**_ray.group_arguments(resource_request, self.avoid_next))
-        self._selective.add(group)
+        group = placement_group(**_ray.group_arguments(resource_request, avoided))
+        if self.avoid_next:
+            self._selective.add(group)
         self._pg_to_request[group] = resource_request
         self._request_to_staged_pgs[resource_request].add(group)
         future = group.ready()
