@@ -7,7 +7,7 @@ from typing import Any
 
 from support.fits import finish, last_json, start
 
-# A directory on a node's PYTHONPATH that makes every worker there believe raytrials is not installed.
+# On a node's PYTHONPATH, it makes every worker there believe that raytrials is not installed.
 HIDES_RAYTRIALS = """
 import sys
 
