@@ -23,8 +23,13 @@ _RAY_ENVIRONMENT: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_AUTH_MODE": "disabled",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|marked dead|Raylet is terminated",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A node that is silent for 3 s is dead; Ray takes 15 s and more for it.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
 }
 
 _DEMO_PACKAGES: Mapping[str, str] = {"sklearn": "scikit-learn", "optuna": "optuna"}

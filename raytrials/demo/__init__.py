@@ -1,9 +1,10 @@
 """The search behind `raytrials demo`: a real job whose workers are killed while it runs.
 
 Optuna under ASHA tunes the job of `raytrials.demo.job`. :class:`raytrials.demo.killer.Killer` kills
-workers at planned results, and one of them again while it loads its checkpoint; the tables at the
-end say what that cost. It is meant for one machine: on another, no worker is killed and no epoch is
-counted.
+workers and a node at planned results, and one worker again while it loads its checkpoint; the
+tables at the end say what that cost. It is meant for one machine, on which it starts two nodes; on
+a cluster that runs already, no node is killed, and of workers and epochs only those beside the
+driver count.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import random
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
@@ -29,6 +27,7 @@ from ray.tune.search.optuna import OptunaSearch
 from raytrials.core.retry import RetryPolicy
 from raytrials.demo.job import METRIC, SEED, SPACE, Scratch, train
 from raytrials.demo.killer import FULL, GRACE_EPOCHS, QUICK, Killer, Plan
+from raytrials.demo.nodes import running_nodes
 from raytrials.demo.table import (
     best_config,
     cost,
@@ -48,10 +47,10 @@ __all__ = ["run", "train"]
 def run(*, faults: bool, quick: bool, storage: str | None) -> int:
     """Run the search and print its tables.
 
-    Uses the Ray that this process is connected to; else starts one here and shuts it down.
+    Uses the Ray that this process is connected to; else starts nodes here and shuts them down.
 
     Args:
-        faults: kill workers.
+        faults: kill workers and a node.
         quick: run the smaller plan.
         storage: directory or URI for the results; None is Ray's default.
 
@@ -60,13 +59,13 @@ def run(*, faults: bool, quick: bool, storage: str | None) -> int:
     """
     plan = QUICK if quick else FULL
     if not faults:
-        plan = dataclasses.replace(plan, kills_after=())
+        plan = dataclasses.replace(plan, kills_after=(), node_lost_after=None)
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - Ray draws from the global generator
     with tempfile.TemporaryDirectory(prefix="raytrials-") as directory:
-        with _quiet(), _local_ray():
-            kills = len(plan.kills_after) or "no"
-            tell(f"{plan.trials} trials of up to {plan.epochs} epochs; {kills} workers to kill")
+        with _quiet(), running_nodes():
+            kills = f"{len(plan.kills_after)} workers and a node" if faults else "nothing"
+            tell(f"{plan.trials} trials of up to {plan.epochs} epochs; {kills} to kill")
             start_s = time.monotonic()
             grid = make_tuner(plan, directory, storage).fit()
             tell(f"the search took {time.monotonic() - start_s:.0f} s")
@@ -119,25 +118,6 @@ def _directory_name(trial: Any) -> str:
 
 
 @contextlib.contextmanager
-def _local_ray() -> Iterator[None]:
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        ray.init(
-            address="local",
-            num_cpus=min(4, os.cpu_count() or 1),
-            object_store_memory=200 * 1024 * 1024,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Leave the screen to our own lines, which tell of every failure."""
     loggers = [logging.getLogger(name) for name in ("optuna", "ray", "raytrials")]
@@ -145,10 +125,7 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            # Optuna is told again of an epoch that is run again, and says so.
-            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -36,6 +37,7 @@ def train(config: dict[str, Any]) -> None:
     """
     scratch = Scratch(config["scratch"])
     trial_id = tune.get_context().get_trial_id()
+    node_id = ray.get_runtime_context().get_node_id()
     data = load_data()
     model = MLPClassifier(
         hidden_layer_sizes=(config["hidden_units"],),
@@ -58,7 +60,7 @@ def train(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory(dir=scratch.staging) as directory:
             write_model(directory, epoch, model)
             tune.report(
-                {"epoch": epoch, METRIC: accuracy},
+                {"epoch": epoch, METRIC: accuracy, "node": node_id},
                 checkpoint=tune.Checkpoint.from_directory(directory),
             )
 

@@ -1,4 +1,4 @@
-"""The faults of the demo: when workers are killed, and the callback that kills them."""
+"""The faults of the demo: when workers and a node are killed, and the callback that kills them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from ray import tune
 
 from raytrials.demo.job import Scratch
+from raytrials.demo.nodes import Nodes
 from raytrials.demo.table import tell
 
 GRACE_EPOCHS = 2
@@ -24,19 +25,21 @@ class Plan:
         trials: configs that are tried.
         epochs: epochs of a trial that ASHA never stops.
         kills_after: results that have come before each kill of a worker, ascending.
+        node_lost_after: results that have come before a node is killed; None for no such kill.
     """
 
     trials: int
     epochs: int
     kills_after: tuple[int, ...]
+    node_lost_after: int | None
 
 
-QUICK = Plan(trials=12, epochs=8, kills_after=(6, 18))
-FULL = Plan(trials=16, epochs=32, kills_after=(20, 60, 100))
+QUICK = Plan(trials=12, epochs=8, kills_after=(6, 18), node_lost_after=28)
+FULL = Plan(trials=16, epochs=32, kills_after=(20, 60, 100), node_lost_after=80)
 
 
 class Killer(tune.Callback):  # type: ignore[misc]
-    """Kills workers at planned results with SIGKILL, and says how the search goes.
+    """Kills workers and a node at planned results, and says how the search goes.
 
     A kill strikes the worker that has just reported, before the driver knows the checkpoint of that
     epoch: what a real death costs. Each strikes another trial, once it has an older checkpoint. The
@@ -55,6 +58,8 @@ class Killer(tune.Callback):  # type: ignore[misc]
         self._finished = 0
         self._victims: list[str] = []
         self._pids: dict[str, int] = {}
+        self._nodes: dict[str, str] = {}
+        self._has_lost_node = False
 
     def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Kill the worker that reported, if a kill is due and this worker is fit for it."""
@@ -63,7 +68,12 @@ class Killer(tune.Callback):  # type: ignore[misc]
         if self._pids.setdefault(trial.trial_id, pid) != pid:
             self._pids[trial.trial_id] = pid
             tell(f"trial {trial.trial_id} is back with epoch {epoch}, in worker {pid}")
-        if not (self._is_due() and self._is_fit(trial.trial_id, result)):
+        self._nodes[trial.trial_id] = result["node"]
+        if not self._is_fit(trial.trial_id, result):
+            return
+        if self._is_node_due():
+            self._lose_node(result["node"])
+        if not self._is_due():
             return
         plot = ""
         if not self._victims:
@@ -72,6 +82,17 @@ class Killer(tune.Callback):  # type: ignore[misc]
         self._victims.append(trial.trial_id)
         os.kill(pid, signal.SIGKILL)
         tell(f"trial {trial.trial_id}: worker {pid} KILLED after epoch {epoch}{plot}")
+
+    def _is_node_due(self) -> bool:
+        after = self._plan.node_lost_after
+        return after is not None and not self._has_lost_node and self._results >= after
+
+    def _lose_node(self, node_id: str) -> None:
+        there = [trial_id for trial_id, node in self._nodes.items() if node == node_id]
+        workers = {self._pids[trial_id] for trial_id in there}
+        if Nodes.current is not None and Nodes.current.lose(node_id, workers):
+            self._has_lost_node = True
+            tell(f"node {node_id[:8]} KILLED with all that ran on it; another one joined")
 
     def _is_due(self) -> bool:
         to_come = self._plan.kills_after[len(self._victims) :]

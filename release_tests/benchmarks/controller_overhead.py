@@ -3,8 +3,8 @@
 The same trivial trials (class trainable, `reuse_actors=True`, three results each) run under vanilla
 and under raytrials in turn, each in a process and a Ray of its own, so that the machine's speed
 cancels out. Printed are trials/s, results/s and the driver's CPU time per result, and ours over
-vanilla's: the aim is CPU at most 1.05, throughput at least 0.95. `--quick` is one small round, which
-only shows that the benchmark runs.
+vanilla's: the aim is CPU at most 1.05, throughput at least 0.95. `--quick` is one small round,
+which only shows that the benchmark runs.
 """
 
 from __future__ import annotations
