@@ -7,7 +7,7 @@ table of costs. Nothing here reads a file; that is `raytrials.rulefile`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, get_args
 
 from raytrials.core.fault import Cause, Fault, FaultClass
@@ -35,6 +35,7 @@ class Rule:
     """
 
     answer: Answer
+    _: KW_ONLY
     after_s: float | None = None
     fault_class: FaultClass | None = None
     cause: Cause | None = None

@@ -10,17 +10,17 @@ from support.fits import finish, last_json, start
 
 # One cluster and one driver for all scenarios; each adds the nodes that it breaks.
 SCRIPT = """
-import json, sys, threading, time
+import json, os, signal, sys, threading, time
 from pathlib import Path
 from support.nodes import events, running_nodes, slowly, wait_for
 import ray
 from ray import tune
-from raytrials import RetryPolicy, Tuner
+from raytrials import Tuner
 
 directory = Path(sys.argv[1])
 
 
-def fit(name, strike, *, trials=1, config=None, max_failures=0, policy=None):
+def fit(name, strike, *, trials=1, config=None, max_failures=0, resources=None):
     log = directory / f"{name}.jsonl"
     seen = {}
 
@@ -34,7 +34,7 @@ def fit(name, strike, *, trials=1, config=None, max_failures=0, policy=None):
     striker.start()
     begun = time.time()
     grid = Tuner(
-        slowly,
+        slowly if resources is None else tune.with_resources(slowly, resources),
         param_space={
             "log": str(log), "name": tune.grid_search([f"t{i}" for i in range(trials)]),
             **(config or {}),
@@ -43,7 +43,6 @@ def fit(name, strike, *, trials=1, config=None, max_failures=0, policy=None):
             name=name, storage_path=str(directory / "storage"), verbose=0,
             failure_config=tune.FailureConfig(max_failures=max_failures),
         ),
-        retry_policy=policy,
     ).fit()
     striker.join()
     return {
@@ -75,9 +74,6 @@ with running_nodes() as nodes:
         nodes.kill(node, **how)
         return {"lost": node}
 
-    def only_on_new(strike):
-        return strike
-
     # The trial fills the first node that it gets; two nodes, so that another fits.
     nodes.add()
     found["killed"] = fit("killed", kill, trials=2)
@@ -105,8 +101,19 @@ with running_nodes() as nodes:
     found["preempted"] = fit("preempted", preempt, trials=2)
     nodes.add()
 
+    def kill_worker(log):
+        wait_for(lambda: step_of(log, 2))
+        first = [e for e in events(log) if e["event"] == "start" and e["name"] == "t0"][0]
+        os.kill(first["pid"], signal.SIGKILL)
+        return {"failed_on": first["node"]}
+
+    # The only other node is busy for longer than avoidance lasts.
+    found["avoidance_dropped"] = fit(
+        "avoidance_dropped", kill_worker, trials=2, max_failures=1,
+        config={"step_s_of": {"t1": 5}},
+    )
+
     def die_while_restoring(log):
-        import os, signal
         wait_for(lambda: step_of(log, 2))
         first = [e for e in events(log) if e["event"] == "start"][0]
         os.kill(first["pid"], signal.SIGKILL)
@@ -118,6 +125,16 @@ with running_nodes() as nodes:
     found["killed_while_restoring"] = fit(
         "killed_while_restoring", die_while_restoring, config={"load_s": 3}, max_failures=1
     )
+
+    # GPUs and several bundles, on two nodes that both fit.
+    for _ in range(2):
+        nodes.add(num_cpus=2, num_gpus=1)
+    found["bundles"] = fit(
+        "bundles", kill_worker, max_failures=1,
+        resources=tune.PlacementGroupFactory([{"CPU": 1, "GPU": 1}, {"CPU": 1}], strategy="PACK"),
+    )
+    states = list((directory / "storage" / "bundles").glob("experiment_state-*.json"))
+    found["saved_node_names"] = sum("ray.io/node-id" in s.read_text() for s in states)
 print(json.dumps(found))
 """
 
@@ -161,3 +178,23 @@ def test_a_node_lost_while_restoring_costs_no_restore_retry(found: dict[str, Any
     assert died == ["actor", "running", "worker_died", "failure", seen["first"]]
     assert lost == ["restore", "restoring", "node_lost", "infrastructure", seen["lost"]]
     assert seen["lost"] != seen["first"], "the node of the failure was not avoided"
+
+
+def test_a_trial_leaves_the_node_of_its_failure_with_all_its_bundles(
+    found: dict[str, Any],
+) -> None:
+    seen = found["bundles"]
+    assert seen["errors"] == []
+    assert [fault[2] for fault in seen["faults"]] == ["worker_died"]
+    assert seen["starts"][0][2] == seen["failed_on"]
+    assert seen["starts"][1][2] != seen["failed_on"]
+    assert seen["starts"][1][1] >= 2
+    assert found["saved_node_names"] == 0
+
+
+def test_a_trial_that_finds_no_other_place_goes_back(found: dict[str, Any]) -> None:
+    seen = found["avoidance_dropped"]
+    assert seen["errors"] == []
+    assert seen["counts"] == [6, 6]
+    again = [start for start in seen["starts"] if start[0] == "t0"][1]
+    assert again[2] == seen["failed_on"]

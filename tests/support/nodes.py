@@ -122,8 +122,9 @@ def slowly(config: dict[str, Any]) -> None:
             note(log, name=name, event="load", node=node_id, pid=os.getpid())
             time.sleep(config.get("load_s", 0))
     note(log, name=name, event="start", start=start, node=node_id, pid=os.getpid())
+    step_s = config.get("step_s_of", {}).get(name, 0.5)
     for step in range(start + 1, config.get("steps", 6) + 1):
-        time.sleep(config.get("step_s", 0.5))
+        time.sleep(step_s)
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "step").write_text(json.dumps(step))
             tune.report({"count": step}, checkpoint=tune.Checkpoint.from_directory(directory))
