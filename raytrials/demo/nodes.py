@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,10 +23,9 @@ class Nodes:
 
     current: Nodes | None = None
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self) -> None:
         # The head runs no trial; it is what the driver is connected to.
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": directory}
-        head["object_store_memory"] = MEMORY_BYTES
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": MEMORY_BYTES}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
         for _ in range(NODES):
@@ -65,7 +65,11 @@ def running_nodes() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as directory:
-        nodes = Nodes.current = Nodes(directory)
+        # Also keeps the note of the current cluster's address out of the way of other clusters.
+        before = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = directory
+        Path(directory, "ray").mkdir()
+        nodes = Nodes.current = Nodes()
         try:
             ray.init(
                 address=nodes.cluster.address, log_to_driver=False, logging_level=logging.ERROR
@@ -75,3 +79,7 @@ def running_nodes() -> Iterator[None]:
             Nodes.current = None
             ray.shutdown()
             nodes.cluster.shutdown()
+            if before is None:
+                del os.environ["RAY_TMPDIR"]
+            else:
+                os.environ["RAY_TMPDIR"] = before

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ray import exceptions
 from ray.tune.schedulers import TrialScheduler
 
 from raytrials import _ray, settings
@@ -55,6 +54,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             settled=self._on_settled,
         )
         self._replaced: dict[Trial, Any] = {}
+        self._latest_failure: Exception | None = None
         placement = Placement()
         placement.shunned = context.cluster.without_package
         super().__init__(resource_manager_factory=lambda: placement, **kwargs)
@@ -63,7 +63,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        for name in ("_context", "_recovery", "_replaced"):
+        for name in ("_context", "_recovery", "_replaced", "_latest_failure"):
             state.pop(name, None)
         return state
 
@@ -197,10 +197,11 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         )
 
     def _trial_task_failure(self, trial: Trial, exception: Exception) -> None:
-        if trial.phase is None and isinstance(exception, exceptions.RayActorError):
+        if exception is self._latest_failure:
             # Ray tells of an actor that dies while it changes trials twice, once for the actor and
             # once for the task. One attempt fails at most once.
             return
+        self._latest_failure = exception
         self._process_trial_failure(trial, exception)
 
     def _process_trial_failure(self, trial: Trial, exception: Exception) -> None:

@@ -116,9 +116,11 @@ def test_the_faults_are_listed_with_class_phase_cause_and_charge(run: Run) -> No
     faults = run.table("FAULTS")
     killed = ("actor", "running", "worker_died", "failure")
     restoring = ("restore", "restoring", "worker_died", "restore")
-    assert sorted(
-        (fault["class"], fault["phase"], fault["cause"], fault["charge"]) for fault in faults
-    ) == [killed, killed, restoring]
+    # One for each trial that ran on the node: as many as it has processors.
+    lost = ("actor", "running", "node_lost", "infrastructure")
+    listed = [(one["class"], one["phase"], one["cause"], one["charge"]) for one in faults]
+    assert sorted(fault for fault in listed if fault != lost) == [killed, killed, restoring]
+    assert lost in listed
     assert all(fault["reason"] for fault in faults)
     by_trial = {trial["trial"]: int(trial["faults"]) for trial in run.table("TRIALS")}
     assert sum(by_trial.values()) == len(faults)
@@ -129,14 +131,17 @@ def test_the_faults_are_listed_with_class_phase_cause_and_charge(run: Run) -> No
 
 def test_each_kill_is_told_while_it_happens(run: Run) -> None:
     assert len(re.findall(r"worker \d+ KILLED", run.out)) == 2
-    assert run.out.count("is back with epoch") == 2
+    assert len(re.findall(r"node \w+ KILLED", run.out)) == 1
+    failed = [trial for trial in run.table("TRIALS") if trial["faults"] != "0"]
+    assert run.out.count("is back with epoch") == len(failed)
 
 
 def test_a_kill_costs_at_most_one_repeated_epoch(run: Run) -> None:
     counted = run.find(r"^(\d+) training steps \(epochs\) were run, (\d+) of them repeated")
     begun, repeated = map(int, counted.groups())
     assert begun - repeated == sum(int(trial["epochs"]) for trial in run.table("TRIALS"))
-    assert repeated <= 2
+    failed = [trial for trial in run.table("TRIALS") if trial["faults"] != "0"]
+    assert repeated <= len(failed)
 
 
 def test_the_best_config_is_scored_on_images_that_were_held_out(run: Run) -> None:
