@@ -376,8 +376,10 @@ def ask_for_package(node_id: str) -> ray.ObjectRef:
 
 
 def _finds_package() -> bool:
+    import importlib  # noqa: PLC0415 - runs in a worker, by itself
+
     try:
-        import raytrials  # noqa: F401, PLC0415 - runs in a worker, by itself
+        importlib.import_module("raytrials")
     except ImportError:
         return False
     return True

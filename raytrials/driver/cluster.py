@@ -37,16 +37,16 @@ class Cluster:
         self.without_package: set[str] = set()
         self._nodes: Mapping[str, Mapping[str, Any]] = {}
         self._drained: set[str] = set()
-        self._looked_s = float("-inf")
+        self._look_again_s = float("-inf")
         self._probes: dict[Any, str] = {}
         self._probed: set[str] = set()
 
     def look(self, *, at_once: bool = False) -> None:
         """Read the node table again if the last look is old, or `at_once`."""
         now_s = time.monotonic()
-        if not at_once and now_s - self._looked_s < REFRESH_S:
+        if not at_once and now_s < self._look_again_s:
             return
-        self._looked_s = now_s
+        self._look_again_s = now_s + REFRESH_S
         try:
             self._nodes = {node["NodeID"]: node for node in ray.nodes()}
             self._drained |= _ray.draining_nodes()
@@ -55,6 +55,9 @@ class Cluster:
             return
         self._probe_new_nodes()
         self._read_probes()
+        # On a large cluster a look takes its time: at most one part in twenty of the driver's.
+        took_s = time.monotonic() - now_s
+        self._look_again_s = now_s + max(REFRESH_S, 20 * took_s)
 
     # --- why an actor went away ------------------------------------------------------------------
 

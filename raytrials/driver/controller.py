@@ -170,7 +170,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             self._replaced[trial] = self._trial_to_actor[trial]
         super()._schedule_trial_stop(trial, exception=exception)
         trial.end_attempt()
-        self._recovery.drop(trial)
+        if self._recovery.drop(trial) and trial in self._staged_trials:
+            self._unstage_trial_with_resources(trial)
 
     def _schedule_trial_pause(self, trial: Trial, should_checkpoint: bool = True) -> None:  # noqa: FBT001, FBT002 - Ray's signature
         super()._schedule_trial_pause(trial, should_checkpoint=should_checkpoint)
@@ -227,6 +228,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         if to_pause and trial.status == Trial.PENDING:
             self._set_trial_status(trial, Trial.PAUSED)
             trial.on_paused()
+            self._recovery.watch(trial)
         else:
             self._recovery.requeue(trial)
 
@@ -253,24 +255,26 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     def _end_with_error(self, trial: Trial) -> None:
         """End a held trial whose charge turned out to be one too many, as Ray ends others."""
-        error = trial.account.faults[-1].to_error()
+        error = trial.latest_error
         self._scheduler_alg.on_trial_error(self, trial)
         self._search_alg.on_trial_complete(trial.trial_id, error=True)
         self._schedule_trial_stop(trial, exception=error)
         self._callbacks.on_trial_error(iteration=self._iteration, trials=self._trials, trial=trial)
+        if self._fail_fast == self.RAISE and error is not None:
+            raise error.__cause__ or error
 
     def on_step_begin(self) -> None:
         """Look after the trials that wait for a retry or for a charge."""
         super().on_step_begin()
         self._context.cluster.look()
-        self._recovery.tick(self._actor_manager.give_up_avoidance)
+        self._recovery.tick(self._actor_manager, self.is_finished)
         if not self._actor_manager.num_total_actors:
             time.sleep(self._recovery.idle_s())
 
     def on_step_end(self) -> None:
-        """Book what was still open of a trial that has ended."""
+        """Book what was still open when the last trial ended."""
         super().on_step_end()
-        self._recovery.tick(self._actor_manager.give_up_avoidance)
+        self._recovery.tick(self._actor_manager, self.is_finished)
 
     def _take_off_reset(self, trial: Trial) -> None:
         """Let a trial that failed while its actor was made ready for it take Ray's way to recover.

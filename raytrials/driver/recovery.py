@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from raytrials.driver.actors import ActorManager
 from raytrials.driver.cluster import Cluster
 from raytrials.driver.trial import Trial
 
@@ -48,10 +49,14 @@ class Recovery:
         self._open: dict[Trial, None] = {}
         self._avoiding: dict[Trial, tuple[Any, float]] = {}
 
-    def requeue(self, trial: Trial) -> None:
-        """Take a failed trial: start it at once, or hold it until it is due."""
+    def watch(self, trial: Trial) -> None:
+        """See to it that the open charges of a failed trial are decided."""
         if trial.open_charges:
             self._open[trial] = None
+
+    def requeue(self, trial: Trial) -> None:
+        """Take a failed trial: start it at once, or hold it until it is due."""
+        self.watch(trial)
         if trial.might_end() or trial.retry_delay_s > 0:
             self._due_s[trial] = time.monotonic() + trial.retry_delay_s
         else:
@@ -61,9 +66,10 @@ class Recovery:
         """Whether the trial must not start yet."""
         return trial in self._due_s
 
-    def drop(self, trial: Trial) -> None:
-        """Forget a trial that was stopped while it was held."""
-        self._due_s.pop(trial, None)
+    def drop(self, trial: Trial) -> bool:
+        """Forget a trial that was stopped; return whether it was held."""
+        self._avoiding.pop(trial, None)
+        return self._due_s.pop(trial, None) is not None
 
     def nodes_to_avoid(self, trial: Trial) -> frozenset[str]:
         """Return the nodes that the trial's next attempt stays off: hex ids, empty for any node."""
@@ -79,32 +85,47 @@ class Recovery:
         """Note that the trial waits for `actor` on another node than those it avoids."""
         self._avoiding[trial] = (actor, time.monotonic() + UNPLACED_S)
 
-    def tick(self, give_up_avoidance: Callable[[Any], None]) -> None:
-        """Start what is due, book what is decided, and let the unplaced take any node."""
+    def tick(self, actors: ActorManager, is_over: Callable[[], bool]) -> None:
+        """Start what is due, book what is decided, and let the unplaced take any node.
+
+        Args:
+            actors: knows which actors still wait.
+            is_over: whether the experiment is; then open charges are decided as things look.
+        """
         now_s = time.monotonic()
-        for trial in [one for one in self._open if one.settle(at_once=one.is_finished())]:
-            self._settled(trial)
-        for trial in [one for one in self._open if not one.open_charges]:
-            del self._open[trial]
-            if trial in self._due_s:
-                self._go_on(trial, now_s)
+        if self._open:
+            self._decide_charges(now_s, at_once=is_over())
         due = [one for one, due_s in self._due_s.items() if due_s <= now_s and not one.might_end()]
         for trial in due:
             del self._due_s[trial]
             self._start(trial)
         for trial, (actor, until_s) in list(self._avoiding.items()):
-            if until_s <= now_s:
-                del self._avoiding[trial]
+            waits = actors.is_waiting(actor)
+            if waits and until_s > now_s:
+                continue
+            del self._avoiding[trial]
+            if waits:
                 trial.forget_suspects()
-                give_up_avoidance(actor)
+                actors.give_up_avoidance(actor)
+
+    def _decide_charges(self, now_s: float, *, at_once: bool) -> None:
+        if at_once:
+            self._cluster.look(at_once=True)
+        for trial in list(self._open):
+            if trial.settle(at_once=at_once):
+                self._settled(trial)
+            if not trial.open_charges:
+                del self._open[trial]
+                self._go_on(trial, now_s)
 
     def _go_on(self, trial: Trial, now_s: float) -> None:
-        """A held trial's last open charge was decided: it ends, or waits as decided."""
-        if trial.should_recover():
-            self._due_s[trial] = now_s + trial.retry_delay_s
-        else:
-            del self._due_s[trial]
+        """The last open charge was decided: a trial that does not run ends, or waits as decided."""
+        held = trial in self._due_s
+        if not trial.should_recover() and (held or trial.status == Trial.PAUSED):
+            self._due_s.pop(trial, None)
             self._end(trial)
+        elif held:
+            self._due_s[trial] = now_s + trial.retry_delay_s
 
     def idle_s(self) -> float:
         """Return how long nothing can happen here, in seconds; 0 if nobody is held."""

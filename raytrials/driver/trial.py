@@ -161,6 +161,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         told_iteration: the latest iteration that searcher and scheduler were told, 0 before.
         rerun_until: iterations up to this one are run again and not told again, 0 for none.
         told_decision: what the scheduler decided then; None once it has been acted on.
+        latest_error: the typed error of the latest failure that was booked by this driver.
     """
 
     account: Account
@@ -170,6 +171,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     told_iteration: int = 0
     rerun_until: int = 0
     told_decision: str | None = None
+    latest_error: TrialError | None = None
     _suspects: tuple[tuple[str, float], ...] = ()
     _default_result_or_future: Any  # Ray's
     _decision: Decision | None = None
@@ -251,9 +253,10 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     def on_told(self, result: dict[str, Any], decision: str | None) -> None:
         """Searcher and scheduler were told a new iteration, and decided."""
-        self.rerun_until = 0
-        self.told_iteration = _iteration(result)
-        self.told_decision = decision
+        if _iteration(result):
+            self.rerun_until = 0
+            self.told_iteration = _iteration(result)
+            self.told_decision = decision
 
     def on_paused(self) -> None:
         """The decision to pause was acted on; what comes after the pause is new."""
@@ -363,6 +366,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         self._decision = decision
         self.account.booked(ChargedFault.book(fault, decision.charge, decision.reason))
         self._set_history(decision.history)
+        self.latest_error = error
         self.invalidate_json_state()
         self._write_error_files(error, decision)
 
@@ -476,6 +480,7 @@ _IN_MEMORY = (
     "told_iteration",
     "rerun_until",
     "told_decision",
+    "latest_error",
     "_suspects",
     "_decision",
     "_probe_key",

@@ -388,3 +388,19 @@ def test_a_death_that_cannot_end_the_trial_does_not_hold_it(workspace: Path) -> 
     assert time.time() - begun_s < 15
     assert result.error is None
     assert [fault.charge for fault in result.faults] == [Charge.FAILURE]
+
+
+def test_a_trial_that_is_stopped_while_it_waits_for_its_retry_ends(workspace: Path) -> None:
+    begun_s = time.time()
+    grid = fit(
+        workspace,
+        fails,
+        [1],
+        config={"failures": 9},
+        max_failures=9,
+        policy=RetryPolicy(rules=[Rule("retry", after_s=120)]),
+        tune_config=tune.TuneConfig(time_budget_s=4),
+    )
+    assert time.time() - begun_s < 60
+    assert grid.num_errors == 0
+    assert len(waits_s(workspace, 1)) == 0
