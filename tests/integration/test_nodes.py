@@ -126,6 +126,20 @@ with running_nodes() as nodes:
         "killed_while_restoring", die_while_restoring, config={"load_s": 3}, max_failures=1
     )
 
+    # What no node has now, and one has later.
+    begun = {}
+
+    def join_later(log):
+        time.sleep(3)
+        begun["joined"] = time.time()
+        nodes.add(resources={"special": 1})
+
+    found["unplaceable"] = fit(
+        "unplaceable", join_later, resources={"cpu": 1, "special": 1}, config={"steps": 1}
+    )
+    starts = [e for e in events(directory / "unplaceable.jsonl") if e["event"] == "start"]
+    found["unplaceable"]["waited_s"] = starts[0]["time"] - begun["joined"]
+
     # GPUs and several bundles, on two nodes that both fit.
     for _ in range(2):
         nodes.add(num_cpus=2, num_gpus=1)
@@ -198,3 +212,9 @@ def test_a_trial_that_finds_no_other_place_goes_back(found: dict[str, Any]) -> N
     assert seen["counts"] == [6, 6]
     again = [start for start in seen["starts"] if start[0] == "t0"][1]
     assert again[2] == seen["failed_on"]
+
+
+def test_a_trial_that_no_node_can_take_waits_and_is_not_charged(found: dict[str, Any]) -> None:
+    seen = found["unplaceable"]
+    assert (seen["errors"], seen["faults"], seen["counts"]) == ([], [], [1])
+    assert 0 < seen["waited_s"] < 10

@@ -404,3 +404,29 @@ def test_a_trial_that_is_stopped_while_it_waits_for_its_retry_ends(workspace: Pa
     assert time.time() - begun_s < 60
     assert grid.num_errors == 0
     assert len(waits_s(workspace, 1)) == 0
+
+
+class SlowToLeave(tune.Trainable):
+    """Raises once, and then takes its time to clean up."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.pid_file = Path(config["marks"], "pid")
+
+    def step(self) -> dict[str, Any]:
+        if mark(self.config, "raised"):
+            self.pid_file.write_text(str(os.getpid()))
+            raise ValueError("once")
+        old = int(self.pid_file.read_text())
+        deadline_s = time.monotonic() + 20
+        while Path(f"/proc/{old}").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return {"score": 1, "old_is_gone": not Path(f"/proc/{old}").exists(), "done": True}
+
+    def cleanup(self) -> None:
+        time.sleep(60)
+
+
+def test_the_actor_of_the_attempt_before_is_ended_when_the_next_one_runs(workspace: Path) -> None:
+    (result,) = fit(workspace, SlowToLeave, [1])
+    assert result.error is None
+    assert result.metrics["old_is_gone"]
