@@ -12,7 +12,7 @@ from support.fits import finish, last_json, start
 SCRIPT = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
-from support.nodes import events, running_nodes, slowly, wait_for
+from support.nodes import JoinLater, events, running_nodes, slowly, wait_for
 import ray
 from ray import tune
 from raytrials import Tuner
@@ -20,7 +20,7 @@ from raytrials import Tuner
 directory = Path(sys.argv[1])
 
 
-def fit(name, strike, *, trials=1, config=None, max_failures=0, resources=None):
+def fit(name, strike, *, trials=1, config=None, max_failures=0, resources=None, callbacks=None):
     log = directory / f"{name}.jsonl"
     seen = {}
 
@@ -42,6 +42,7 @@ def fit(name, strike, *, trials=1, config=None, max_failures=0, resources=None):
         run_config=tune.RunConfig(
             name=name, storage_path=str(directory / "storage"), verbose=0,
             failure_config=tune.FailureConfig(max_failures=max_failures),
+            callbacks=callbacks,
         ),
     ).fit()
     striker.join()
@@ -127,18 +128,12 @@ with running_nodes() as nodes:
     )
 
     # What no node has now, and one has later.
-    begun = {}
-
-    def join_later(log):
-        time.sleep(3)
-        begun["joined"] = time.time()
-        nodes.add(resources={"special": 1})
-
     found["unplaceable"] = fit(
-        "unplaceable", join_later, resources={"cpu": 1, "special": 1}, config={"steps": 1}
+        "unplaceable", lambda log: None, callbacks=[JoinLater()], config={"steps": 1},
+        resources=tune.PlacementGroupFactory([{"CPU": 1, "special": 1}]),
     )
     starts = [e for e in events(directory / "unplaceable.jsonl") if e["event"] == "start"]
-    found["unplaceable"]["waited_s"] = starts[0]["time"] - begun["joined"]
+    found["unplaceable"]["waited_s"] = starts[0]["time"] - JoinLater.joined
 
     # GPUs and several bundles, on two nodes that both fit.
     for _ in range(2):

@@ -422,6 +422,9 @@ class SlowToLeave(tune.Trainable):
             time.sleep(0.05)
         return {"score": 1, "old_is_gone": not Path(f"/proc/{old}").exists(), "done": True}
 
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """There is nothing to save."""
+
     def cleanup(self) -> None:
         time.sleep(60)
 

@@ -97,12 +97,32 @@ class Nodes:
         self.cluster.shutdown()
 
 
+class JoinLater(tune.Callback):
+    """Adds a node with a `special` resource, some seconds into a fit.
+
+    A node can be started by the main thread only, which is the one that runs the fit.
+    """
+
+    nodes: Nodes
+    begun = 0.0
+    joined = 0.0
+
+    def on_step_begin(self, **_: Any) -> None:
+        """Add it when it is time."""
+        kind = type(self)
+        kind.begun = kind.begun or time.time()
+        if not kind.joined and time.time() > kind.begun + 3:
+            kind.joined = time.time()
+            kind.nodes.add(resources={"special": 1})
+
+
 @contextlib.contextmanager
 def running_nodes() -> Iterator[Nodes]:
     """Run a cluster, and a driver connected to it."""
     directory = tempfile.mkdtemp(prefix="rt")
     nodes = Nodes(directory)
     try:
+        JoinLater.nodes = nodes
         ray.init(address=nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
         yield nodes
     finally:
