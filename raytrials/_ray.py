@@ -68,6 +68,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "stop_trial",
         "_restore_trials",
         "_requeue_restored_trials",
+        "_maybe_update_trial_queue",
         "_schedule_trial_actor",
         "_maybe_reuse_cached_actor",
         "_actor_started",
@@ -88,6 +89,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     Trial: (
         "__getstate__",
         "get_trainable_cls",
+        "last_result",
         "handle_error",
         "should_recover",
         "on_restore",

@@ -40,6 +40,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     # Ray's
     _has_errored: bool
+    _max_pending_trials: int
     _scheduler_alg: Any
     _search_alg: Any
     _stopper: Any
@@ -82,6 +83,15 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
                 if trial.status == Trial.ERROR:
                     trial.renew_budgets()
         super()._requeue_restored_trials(trials, resume_config)
+
+    def _maybe_update_trial_queue(self) -> None:
+        # A trial that is held is pending for Ray; it must not keep new ones from being sampled.
+        held = self._recovery.held
+        self._max_pending_trials += held
+        try:
+            super()._maybe_update_trial_queue()
+        finally:
+            self._max_pending_trials -= held
 
     # --- the life of an attempt ------------------------------------------------------------------
 
@@ -228,9 +238,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         if to_pause and trial.status == Trial.PENDING:
             self._set_trial_status(trial, Trial.PAUSED)
             trial.on_paused()
-            self._recovery.watch(trial)
-        else:
-            self._recovery.requeue(trial)
+        self._recovery.requeue(trial)
 
     def _requeue_trial(self, trial: Trial) -> None:
         # Ray tells the scheduler of an error and of a new trial, and moves the trial to the end.

@@ -49,18 +49,19 @@ class Recovery:
         self._open: dict[Trial, None] = {}
         self._avoiding: dict[Trial, tuple[Any, float]] = {}
 
-    def watch(self, trial: Trial) -> None:
-        """See to it that the open charges of a failed trial are decided."""
-        if trial.open_charges:
-            self._open[trial] = None
-
     def requeue(self, trial: Trial) -> None:
         """Take a failed trial: start it at once, or hold it until it is due."""
-        self.watch(trial)
+        if trial.open_charges:
+            self._open[trial] = None
         if trial.might_end() or trial.retry_delay_s > 0:
             self._due_s[trial] = time.monotonic() + trial.retry_delay_s
         else:
             self._start(trial)
+
+    @property
+    def held(self) -> int:
+        """How many trials must not start yet."""
+        return len(self._due_s)
 
     def is_held(self, trial: Trial) -> bool:
         """Whether the trial must not start yet."""
@@ -125,7 +126,8 @@ class Recovery:
             self._due_s.pop(trial, None)
             self._end(trial)
         elif held:
-            self._due_s[trial] = now_s + trial.retry_delay_s
+            # What it has waited for its charge already is part of the wait.
+            self._due_s[trial] = max(self._due_s[trial], now_s + trial.retry_delay_s)
 
     def idle_s(self) -> float:
         """Return how long nothing can happen here, in seconds; 0 if nobody is held."""

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEDGER_VERSION = 1
 _STATE = "raytrials"
+_TRIAL_ID = "trial_id"
 
 DEATH_DECISION_S = 3.0
 """How long the charge of a worker's death stays open, in which its node may turn out dead too."""
@@ -323,7 +324,11 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         until_s = time.monotonic() + limit_s
         self.open_charges += (OpenCharge(fault, error, node_id, until_s, self.account.high_water),)
         self._decision = Decision(
-            retry=True, charge=Charge.FREE, reason="not decided yet", history=self.account.history
+            retry=True,
+            charge=Charge.FREE,
+            reason="not decided yet",
+            history=self.account.history,
+            delay_s=self._delay_as_things_look(),
         )
 
     def settle(self, *, at_once: bool = False) -> bool:
@@ -346,6 +351,14 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             if self.account.high_water > charge.high_water:
                 self._set_history(self.account.history.progressed())
         return self.open_charges != before
+
+    def _delay_as_things_look(self) -> float:
+        """Return how long to wait before the retry if the open charges are what they look like."""
+        history, delay_s = self.account.history, 0.0
+        for charge in self.open_charges:
+            decision = self.context.policy.decide(charge.fault, history)
+            history, delay_s = decision.history, decision.delay_s
+        return delay_s
 
     def might_end(self) -> bool:
         """Whether the open charges, decided as badly as they can be, would end the trial."""
@@ -441,19 +454,28 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             return self.context.trainable_cls
         return cast("type | None", super().get_trainable_cls())
 
-    def _get_default_result_or_future(self) -> dict[str, Any] | None:
-        """Return what the new actor says of itself, once it has; never wait for it."""
+    @property
+    def last_result(self) -> dict[str, Any]:
+        """Return the latest result; before the first, what the actor said of itself, if it has.
+
+        Never waits for the actor: a frozen one would hold the whole loop.
+        """
+        result = cast("dict[str, Any]", self.run_metadata.last_result)
         future = self._default_result_or_future
-        if isinstance(future, ray.ObjectRef):
+        if set(result) <= {_TRIAL_ID} and isinstance(future, ray.ObjectRef):
             ready, _ = ray.wait([future], timeout=0)
             if not ready:
-                return None
-            try:
-                return cast("dict[str, Any] | None", super()._get_default_result_or_future())
-            except exceptions.RayError:
-                self._default_result_or_future = None
-                return None
-        return cast("dict[str, Any] | None", super()._get_default_result_or_future())
+                result.setdefault(_TRIAL_ID, self.trial_id)
+                return result
+        return cast("dict[str, Any]", super().last_result)
+
+    def _get_default_result_or_future(self) -> dict[str, Any] | None:
+        """Return what the actor said of itself; None if it died before it could."""
+        try:
+            return cast("dict[str, Any] | None", super()._get_default_result_or_future())
+        except exceptions.RayError:
+            self._default_result_or_future = None
+            return None
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own trial: what is left behind can be read without raytrials."""

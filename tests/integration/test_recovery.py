@@ -433,3 +433,85 @@ def test_the_actor_of_the_attempt_before_is_ended_when_the_next_one_runs(workspa
     (result,) = fit(workspace, SlowToLeave, [1])
     assert result.error is None
     assert result.metrics["old_is_gone"]
+
+
+class Nosy(tune.Callback):
+    """Reads what a trial has to say before it can have said anything."""
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        assert trial.last_result["trial_id"] == trial.trial_id
+
+
+def test_a_trial_that_has_not_reported_can_be_asked_for_its_result(workspace: Path) -> None:
+    grid = Tuner(
+        exits,
+        param_space={"marks": str(workspace)},
+        tune_config=tune.TuneConfig(num_samples=4),
+        run_config=tune.RunConfig(
+            name="fit",
+            storage_path=str(workspace / "storage"),
+            verbose=0,
+            callbacks=[Nosy()],
+            failure_config=tune.FailureConfig(max_failures=1),
+        ),
+        retry_policy=AT_ONCE,
+    ).fit()
+    assert grid.num_errors == 0
+
+
+class Numbering(tune.search.Searcher):
+    """Suggests 1, 2, 3, ...; as with every searcher of its kind, one trial waits at a time."""
+
+    def __init__(self, marks: str) -> None:
+        super().__init__(metric="score", mode="max")
+        self.marks, self.asked = marks, 0
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        self.asked += 1
+        return {"x": self.asked, "marks": self.marks, "failures": 2 if self.asked == 1 else 0}
+
+    def on_trial_complete(self, *_: Any, **__: Any) -> None:
+        """Nothing is learnt."""
+
+
+def test_new_trials_are_sampled_while_one_waits_for_its_retry(workspace: Path) -> None:
+    grid = Tuner(
+        tune.with_resources(fails, {"cpu": 2}),
+        tune_config=tune.TuneConfig(search_alg=Numbering(str(workspace)), num_samples=4),
+        run_config=tune.RunConfig(
+            name="fit",
+            storage_path=str(workspace / "storage"),
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=2),
+        ),
+        retry_policy=RetryPolicy(rules=[Rule("retry", after_s=15)]),
+    ).fit()
+    assert grid.num_errors == 0
+    started_s = {
+        x: [float(line) for line in (workspace / f"times-{x}").read_text().split()]
+        for x in (1, 2, 3)
+    }
+    assert max(started_s[2][0], started_s[3][0]) < started_s[1][1]
+
+
+def always_exits(config: dict[str, Any]) -> None:
+    with Path(config["marks"], "times-1").open("a") as log:
+        log.write(f"{time.time()}\n")
+    os._exit(1)
+
+
+def test_a_trial_that_dies_again_and_again_waits_although_its_charges_are_open(
+    workspace: Path,
+) -> None:
+    (result,) = fit(
+        workspace,
+        always_exits,
+        [1],
+        max_failures=3,
+        policy=RetryPolicy(backoff_initial_s=8),
+    )
+    assert isinstance(result.error, ActorError)
+    assert len(result.faults) == 4
+    _, second, third = waits_s(workspace, 1)
+    assert second >= 4
+    assert third >= 8
