@@ -10,7 +10,7 @@ from ray.tune import Result, ResultGrid
 
 from raytrials import _ray
 from raytrials.core.fault import ChargedFault
-from raytrials.driver.trial import account_of
+from raytrials.driver.account import account_of
 from raytrials.errors import TrialError
 
 

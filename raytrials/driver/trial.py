@@ -25,14 +25,13 @@ from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy
 from raytrials.driver import probe
+from raytrials.driver.account import STATE, Account, OpenCharge, account_of, iteration_of
 from raytrials.driver.classify import classify, describe, is_actor_error, may_be, unwrap
 from raytrials.driver.cluster import Cluster
 from raytrials.errors import TrialError
 
 logger = logging.getLogger(__name__)
 
-LEDGER_VERSION = 1
-_STATE = "raytrials"
 _TRIAL_ID = "trial_id"
 
 DEATH_DECISION_S = 3.0
@@ -59,96 +58,18 @@ class FitContext:
     trainable_cls: type | None = None
 
 
-@dataclass
-class Account:
-    """What a trial has to remember over the death of its driver.
-
-    Attributes:
-        attempt: number of the latest attempt, 0 before the first.
-        history: what was spent.
-        high_water: highest `training_iteration` ever reported.
-        faults: all faults in the order in which they happened.
-    """
-
-    attempt: int = 0
-    history: History = field(default_factory=History)
-    high_water: int = 0
-    faults: list[ChargedFault] = field(default_factory=list)
-
-    def booked(self, charged: ChargedFault) -> None:
-        """Add a fault to the ledger, which is kept in the order of time."""
-        self.faults.append(charged)
-        self.faults.sort(key=lambda fault: fault.time)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values. `max_failures` and `failures` are in Ray's own fields."""
-        return {
-            "version": LEDGER_VERSION,
-            "attempt": self.attempt,
-            "high_water": self.high_water,
-            "restore_failures": self.history.restore_failures,
-            "infra_failures": self.history.infra_failures,
-            "unavailable": self.history.unavailable,
-            "kind": self.history.kind,
-            "repeats": self.history.repeats,
-            "faults": [fault.to_json() for fault in self.faults],
-        }
-
-
-def account_of(trial: _ray.Trial) -> Account:
-    """Return the account of a trial: ours, restored, or a copy that Ray made to read results."""
-    if isinstance(trial, Trial):
-        return trial.account
-    saved = trial.__dict__.get(_STATE, {})
-    return Account(
-        attempt=saved.get("attempt", 0),
-        history=History(
-            max_failures=trial.max_failures,
-            failures=trial.run_metadata.num_failures,
-            restore_failures=saved.get("restore_failures", 0),
-            infra_failures=saved.get("infra_failures", 0),
-            unavailable=saved.get("unavailable", 0),
-            kind=saved.get("kind", ""),
-            repeats=saved.get("repeats", 0),
-        ),
-        high_water=max(
-            saved.get("high_water", 0), _iteration(trial.run_metadata.last_result or {})
-        ),
-        faults=[ChargedFault.from_json(fault) for fault in saved.get("faults", [])],
-    )
-
-
 def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
     """Make `trial` one of ours, in place; its saved account, if it has one, comes with it."""
     if isinstance(trial, Trial):
         return trial
     account = account_of(trial)
-    trial.__dict__.pop(_STATE, None)
+    trial.__dict__.pop(STATE, None)
     trial.__class__ = Trial
     adopted = cast("Trial", trial)
     adopted.account = account
     adopted.context = context
     adopted.invalidate_json_state()
     return adopted
-
-
-@dataclass(frozen=True)
-class OpenCharge:
-    """A fault whose charge waits for the cluster to know what became of the node.
-
-    Attributes:
-        fault: the fault, with the cause as it looked.
-        error: the typed error.
-        node_id: the node in question.
-        until_s: when it is decided at the latest, on the monotonic clock.
-        high_water: the trial's high-water mark when it failed.
-    """
-
-    fault: Fault
-    error: TrialError
-    node_id: str | None
-    until_s: float
-    high_water: int
 
 
 class Trial(_ray.Trial):  # type: ignore[misc]
@@ -231,7 +152,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         """A report arrived: a pending restore has worked; a new iteration is progress."""
         if self.phase is Phase.RESTORING:
             self._on_restored()
-        iteration = _iteration(result)
+        iteration = iteration_of(result)
         if iteration > self.account.high_water:
             self.account.high_water = iteration
             self._set_history(self.account.history.progressed())
@@ -250,13 +171,13 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     def is_rerun(self, result: dict[str, Any]) -> bool:
         """Whether searcher and scheduler were told this iteration in an earlier attempt."""
-        return 0 < _iteration(result) <= self.rerun_until
+        return 0 < iteration_of(result) <= self.rerun_until
 
     def on_told(self, result: dict[str, Any], decision: str | None) -> None:
         """Searcher and scheduler were told a new iteration, and decided."""
-        if _iteration(result):
+        if iteration_of(result):
             self.rerun_until = 0
-            self.told_iteration = _iteration(result)
+            self.told_iteration = iteration_of(result)
             self.told_decision = decision
 
     def on_paused(self) -> None:
@@ -486,8 +407,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         state = cast("dict[str, Any]", super().__getstate__())
         for name in _IN_MEMORY:
             state.pop(name, None)
-        state[_STATE] = self.account.to_json()
-        state[_STATE]["faults"] += [
+        state[STATE] = self.account.to_json()
+        state[STATE]["faults"] += [
             ChargedFault.book(one.fault, Charge.FREE, "not decided yet").to_json()
             for one in self.open_charges
         ]
@@ -518,11 +439,6 @@ def _with_cause(error: TrialError, cause: Cause) -> TrialError:
     )
     typed.__cause__ = error.__cause__
     return typed
-
-
-def _iteration(result: dict[str, Any]) -> int:
-    iteration = result.get("training_iteration", 0)
-    return iteration if isinstance(iteration, int) else 0
 
 
 def _pickled(error: BaseException | None) -> bytes | None:

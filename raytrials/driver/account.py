@@ -1,0 +1,103 @@
+"""What a trial remembers: over the death of its driver, and while a charge is open.
+
+The account goes into the trial's saved state as plain JSON under the key `raytrials`, which Ray
+without us carries along unread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytrials import _ray
+from raytrials.core.fault import ChargedFault, Fault
+from raytrials.core.retry import History
+from raytrials.errors import TrialError
+
+LEDGER_VERSION = 1
+STATE = "raytrials"
+
+
+@dataclass
+class Account:
+    """What a trial has to remember over the death of its driver.
+
+    Attributes:
+        attempt: number of the latest attempt, 0 before the first.
+        history: what was spent.
+        high_water: highest `training_iteration` ever reported.
+        faults: all faults in the order in which they happened.
+    """
+
+    attempt: int = 0
+    history: History = field(default_factory=History)
+    high_water: int = 0
+    faults: list[ChargedFault] = field(default_factory=list)
+
+    def booked(self, charged: ChargedFault) -> None:
+        """Add a fault to the ledger, which is kept in the order of time."""
+        self.faults.append(charged)
+        self.faults.sort(key=lambda fault: fault.time)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values. `max_failures` and `failures` are in Ray's own fields."""
+        return {
+            "version": LEDGER_VERSION,
+            "attempt": self.attempt,
+            "high_water": self.high_water,
+            "restore_failures": self.history.restore_failures,
+            "infra_failures": self.history.infra_failures,
+            "unavailable": self.history.unavailable,
+            "kind": self.history.kind,
+            "repeats": self.history.repeats,
+            "faults": [fault.to_json() for fault in self.faults],
+        }
+
+
+@dataclass(frozen=True)
+class OpenCharge:
+    """A fault whose charge waits for the cluster to know what became of the node.
+
+    Attributes:
+        fault: the fault, with the cause as it looked.
+        error: the typed error.
+        node_id: the node in question.
+        until_s: when it is decided at the latest, on the monotonic clock.
+        high_water: the trial's high-water mark when it failed.
+    """
+
+    fault: Fault
+    error: TrialError
+    node_id: str | None
+    until_s: float
+    high_water: int
+
+
+def account_of(trial: _ray.Trial) -> Account:
+    """Return the account of a trial: ours, restored, or a copy that Ray made to read results."""
+    own = trial.__dict__.get("account")
+    if isinstance(own, Account):
+        return own
+    saved = trial.__dict__.get(STATE, {})
+    return Account(
+        attempt=saved.get("attempt", 0),
+        history=History(
+            max_failures=trial.max_failures,
+            failures=trial.run_metadata.num_failures,
+            restore_failures=saved.get("restore_failures", 0),
+            infra_failures=saved.get("infra_failures", 0),
+            unavailable=saved.get("unavailable", 0),
+            kind=saved.get("kind", ""),
+            repeats=saved.get("repeats", 0),
+        ),
+        high_water=max(
+            saved.get("high_water", 0), iteration_of(trial.run_metadata.last_result or {})
+        ),
+        faults=[ChargedFault.from_json(fault) for fault in saved.get("faults", [])],
+    )
+
+
+def iteration_of(result: dict[str, Any]) -> int:
+    """Return the `training_iteration` of a result, 0 if it has none."""
+    iteration = result.get("training_iteration", 0)
+    return iteration if isinstance(iteration, int) else 0
