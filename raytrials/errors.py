@@ -226,3 +226,92 @@ class ActorError(TrialError):
 
     exit_code = 13
     fault_class = "actor"
+
+
+class StorageError(RaytrialsError):
+    """The storage did not do what was asked of it.
+
+    The storage's fault, not the trial's: free, and counted against the infrastructure budget; what
+    was committed before stays as it is. Retried with backoff where time may mend it.
+
+    Attributes:
+        operation: what was tried.
+        path: where.
+        kind: `full`, `forbidden`, `refused` or `unavailable`.
+        detail: what the storage said.
+    """
+
+    exit_code = 3
+
+    def __init__(self, operation: str, path: str, kind: str, detail: str) -> None:
+        super().__init__(operation, path, kind, detail)
+        self.operation = operation
+        self.path = path
+        self.kind = kind
+        self.detail = detail
+
+    def __str__(self) -> str:
+        advice = _STORAGE_ADVICE.get(self.kind, "")
+        return (
+            f"Storage {self.kind}: {self.operation} of {self.path!r} failed. {advice}{self.detail}"
+        )
+
+
+_STORAGE_ADVICE = {
+    "full": "Free space, or raise the quota. ",
+    "forbidden": "Check the permissions and the credentials. ",
+    "unavailable": "It did not come back in RAYTRIALS_STORAGE_RETRY_S. ",
+}
+
+
+class SourceChangedError(RaytrialsError):
+    """The files of a reported checkpoint changed while they were copied.
+
+    The user's code wrote on into the directory that it had reported: a training failure.
+    """
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(path, detail)
+        self.path = path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"The checkpoint {self.path!r} changed while it was saved: {self.detail}. Write each "
+            "checkpoint into a directory of its own, and finish writing before it is reported."
+        )
+
+
+class CorruptManifestError(RaytrialsError):
+    """The manifest of a checkpoint is damaged. Charged to the checkpoint, never to a trial."""
+
+    exit_code = 4
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"The manifest is damaged: {self.detail}"
+
+
+class NoCheckpointError(RaytrialsError):
+    """A trial had checkpoints, and none of them is whole. The trial ends; it is not retried.
+
+    Attributes:
+        problems: what is wrong with each, by its name.
+    """
+
+    exit_code = 4
+
+    def __init__(self, trial_id: str, problems: dict[str, str]) -> None:
+        super().__init__(trial_id, problems)
+        self.trial_id = trial_id
+        self.problems = problems
+
+    def __str__(self) -> str:
+        listed = "; ".join(f"{name}: {problem}" for name, problem in self.problems.items())
+        return (
+            f"Trial {self.trial_id} has no whole checkpoint left ({listed}). To start it from the "
+            "beginning instead, set RAYTRIALS_RESTART_WITHOUT_CHECKPOINT=1."
+        )

@@ -1,0 +1,112 @@
+"""Storage operations that outlast a storage's bad moments.
+
+:func:`retry` runs one operation until it works, until its error is one that time does not mend, or
+until its time is up. Whatever ends it is a :class:`raytrials.errors.StorageError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from raytrials.errors import StorageError
+from raytrials.store.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 5.0
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FORBIDDEN_WORDS = (
+    "access_denied",
+    "accessdenied",
+    "access denied",
+    "forbidden",
+    "expired",
+    "invalid_access_key",
+    "invalidaccesskeyid",
+    "signature",
+    "unauthorized",
+    "invalid_client_token",
+)
+_LASTING = {
+    errno.EEXIST,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ENOTEMPTY,
+}
+# A mistake in the call, or in the filesystem's code: time does not mend it.
+_MISTAKES = (AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+
+
+def kind_of(error: BaseException) -> str:
+    """Return what ails the storage: `full`, `forbidden`, `refused` or `unavailable`.
+
+    Only the last may pass by itself. Clients of object stores tell by text alone.
+    """
+    code = error.errno if isinstance(error, OSError) else None
+    text = str(error).lower()
+    if code in _FULL or "no space left" in text or "quota" in text:
+        return "full"
+    if code in _FORBIDDEN or isinstance(error, PermissionError):
+        return "forbidden"
+    if any(word in text for word in _FORBIDDEN_WORDS):
+        return "forbidden"
+    if code in _LASTING or isinstance(error, _MISTAKES):
+        return "refused"
+    return "unavailable"
+
+
+def retry(
+    disk: Disk,
+    what: str,
+    path: str,
+    operation: Callable[[], T],
+    *,
+    limit_s: float,
+) -> T:
+    """Return what `operation` returns, trying again while the storage may come back.
+
+    Between tries it waits 0.1 s, doubling to 5 s. Credentials that the disk can renew are renewed
+    once before a "forbidden" is believed.
+
+    Args:
+        disk: where it works.
+        what: the operation in words, for messages.
+        path: where it works.
+        operation: can be run again from its beginning.
+        limit_s: seconds from the first failure after which it gives up.
+
+    Raises:
+        StorageError: it failed for good.
+    """
+    refreshed = False
+    wait_s = FIRST_WAIT_S
+    until_s: float | None = None
+    while True:
+        try:
+            return operation()
+        except StorageError:
+            raise
+        except Exception as error:
+            kind = kind_of(error)
+            if kind == "forbidden" and not refreshed and disk.refresh():
+                refreshed = True
+                continue
+            until_s = until_s or time.monotonic() + limit_s
+            if kind != "unavailable" or time.monotonic() + wait_s > until_s:
+                raise StorageError(what, path, kind, f"{type(error).__name__}: {error}") from error
+            logger.warning("Storage: %s of %s failed, trying again: %s", what, path, error)
+            time.sleep(wait_s)
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
