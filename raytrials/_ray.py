@@ -22,7 +22,15 @@ from ray.air.constants import EXPR_ERROR_FILE, EXPR_ERROR_PICKLE_FILE
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.train._internal.session import _TrainingResult
+from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.session import _TrainingResult, get_session
+from ray.train._internal.storage import (
+    _VALIDATE_STORAGE_MARKER_FILENAME,
+    StorageContext,
+)
+from ray.train._internal.storage import (
+    _FilesystemSyncer as FilesystemSyncer,  # uploads the driver's files in a thread
+)
 from ray.tune import ResultGrid
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
@@ -46,9 +54,11 @@ __all__ = [
     "USED",
     "AirEntrypoint",
     "Experiment",
+    "FilesystemSyncer",
     "FunctionTrainable",
     "PlacementGroupResourceManager",
     "RayActorManager",
+    "StorageContext",
     "TrainingResult",
     "Trial",
     "TuneController",
@@ -64,6 +74,9 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     TuneController: (
         "__init__",
         "__getstate__",
+        "setup_experiments",
+        "save_to_dir",
+        "checkpoint",
         "add_trial",
         "stop_trial",
         "_restore_trials",
@@ -92,6 +105,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "last_result",
         "handle_error",
         "should_recover",
+        "on_checkpoint",
         "on_restore",
         "_get_default_result_or_future",
     ),
@@ -110,6 +124,13 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "has_resources_ready",
         "acquire_resources",
     ),
+    StorageContext: (
+        "_create_validation_file",
+        "_update_checkpoint_index",
+        "persist_current_checkpoint",
+        "persist_artifacts",
+    ),
+    FilesystemSyncer: ("__init__", "_sync_up_command"),
     ResultGrid: ("_populate_exception", "_trial_to_result"),
     TunerInternal: (
         "__init__",
@@ -125,7 +146,9 @@ USED: Mapping[type, tuple[str, ...]] = {
         "RAISE",
         "_mark_trial_to_checkpoint",
         "_on_restoring_result",
+        "_process_trial_save",
         "_schedule_trial_task",
+        "_schedule_trial_train",
         "_set_trial_status",
         "_unstage_trial_with_resources",
     ),
@@ -135,6 +158,7 @@ USED: Mapping[type, tuple[str, ...]] = {
         "get_error",
         "get_pickled_error",
         "has_checkpoint",
+        "init_local_path",
         "invalidate_json_state",
         "latest_checkpoint_result",
         "local_path",
@@ -238,6 +262,79 @@ def is_registered(name: Any) -> bool:
 def is_registry_race(error: RuntimeError) -> bool:
     """Whether two threads wrote to Ray's registry, one dictionary a process, at the same time."""
     return "dictionary changed size" in str(error)
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def register_checkpoint(trial: Trial, result: Any) -> list[str]:
+    """Register a checkpoint with a trial, and return the paths of those that it puts out.
+
+    `_CheckpointManager.register_checkpoint` with `_delete_fs_path`, by which it deletes them at
+    once, replaced by a note of what it would have deleted.
+    """
+    out: list[str] = []
+    register = rebind(
+        _CheckpointManager.register_checkpoint,
+        _delete_fs_path=lambda fs, fs_path: out.append(str(fs_path)),  # noqa: ARG005 - Ray's names
+    )
+    register(trial.run_metadata.checkpoint_manager, result)
+    return out
+
+
+def registered_checkpoints(trial: Trial) -> list[Any]:
+    """Return the results of a trial's checkpoints, in Ray's order (`_checkpoint_results`)."""
+    return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
+
+
+def set_checkpoints(trial: Trial, results: list[Any], latest: Any) -> None:
+    """Put other results in the place of a trial's checkpoints; `latest` may be None."""
+    manager = trial.run_metadata.checkpoint_manager
+    manager._checkpoint_results = results
+    manager._latest_checkpoint_result = latest
+    trial._restore_checkpoint_result = None
+    trial.run_metadata.invalidate_cache()
+
+
+def session_iteration() -> tuple[int, Any]:
+    """Return how often a function trainable has reported here, and the checkpoint it has loaded.
+
+    0 and None outside of a function trainable (`get_session`).
+    """
+    session = get_session()
+    return (0, None) if session is None else (session.iteration, session.loaded_checkpoint)
+
+
+def temporary_directory_of(checkpoint: Any) -> str:
+    """Return where a checkpoint that is not on a local disk is downloaded to by itself."""
+    return str(checkpoint._get_temporary_checkpoint_dir())
+
+
+def validation_file_of(storage: StorageContext) -> str:
+    """Return the path of the marker by which workers know the driver's storage."""
+    return f"{storage.experiment_fs_path}/{_VALIDATE_STORAGE_MARKER_FILENAME}"
+
+
+def session_directory_of(storage: StorageContext) -> str:
+    """Return the experiment's directory on this node, which goes with the Ray session."""
+    return str(storage._get_session_path())
+
+
+def checkpoints_kept_by(scheduler: Any) -> list[str]:
+    """Return the paths of checkpoints that a scheduler means to hand to other trials.
+
+    Those of PBT and its kin (`_trial_state[trial].last_checkpoint`, a checkpoint or its future).
+    """
+    states = getattr(scheduler, "_trial_state", None)
+    kept = []
+    for state in states.values() if isinstance(states, dict) else ():
+        checkpoint: Any = getattr(state, "last_checkpoint", None)
+        if hasattr(checkpoint, "resolve"):
+            result = checkpoint.resolve(block=False)
+            checkpoint = None if result is None else result.checkpoint
+        if checkpoint is not None:
+            kept.append(str(checkpoint.path))
+    return kept
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -49,6 +49,13 @@ def _parse_seconds(text: str) -> float:
     return value
 
 
+def _parse_verification(text: str) -> str:
+    if text not in {"full", "quick", "off"}:
+        raise ValueError(text)
+    return text
+
+
+VERIFICATION: Kind[str] = Kind("full, quick or off", _parse_verification)
 SECONDS: Kind[float] = Kind("seconds, 0 or more", _parse_seconds)
 TEXT: Kind[str] = Kind("a path", str)
 COUNT: Kind[int] = Kind("a whole number, 0 or more", _parse_count)
@@ -146,6 +153,33 @@ CHARGE_DECISION_S = Setting(
     30.0,
     "How long the charge of an actor that cannot be reached stays open at most, until the cluster "
     "knows what became of its node.",
+)
+VERIFY = Setting(
+    "RAYTRIALS_VERIFY",
+    VERIFICATION,
+    "full",
+    "How a checkpoint is checked before it is restored: `full` reads every byte, `quick` looks at "
+    "names and sizes, `off` does not look.",
+)
+CHECKPOINT_FSYNC = Setting(
+    "RAYTRIALS_CHECKPOINT_FSYNC",
+    FLAG,
+    default=True,
+    meaning="0 leaves it to the operating system when a saved checkpoint reaches the disk: faster, "
+    "and lost when the machine loses power soon after. Object stores do not know the difference.",
+)
+STORAGE_RETRY_S = Setting(
+    "RAYTRIALS_STORAGE_RETRY_S",
+    SECONDS,
+    30.0,
+    "How long an operation on a storage that does not answer is tried again, with backoff.",
+)
+RESTART_WITHOUT_CHECKPOINT = Setting(
+    "RAYTRIALS_RESTART_WITHOUT_CHECKPOINT",
+    FLAG,
+    default=False,
+    meaning="1 starts a trial from the beginning when none of its checkpoints is whole; 0 ends it "
+    "with an error.",
 )
 RULES = Setting(
     "RAYTRIALS_RULES",

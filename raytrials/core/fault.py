@@ -63,6 +63,7 @@ class Charge(_Word):
     """Which account a failure is booked to. Only `FAILURE` spends `max_failures`."""
 
     FREE = "free"
+    CHECKPOINT = "checkpoint"
     INFRASTRUCTURE = "infrastructure"
     RESTORE = "restore"
     FAILURE = "failure"

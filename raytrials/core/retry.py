@@ -17,6 +17,7 @@ from raytrials.core.rule import Rule
 from raytrials.errors import ConfigurationError
 
 FATAL = "raytrials.errors.Fatal"
+NO_CHECKPOINT = "raytrials.errors.NoCheckpointError"
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,12 @@ class RetryPolicy:
         | class | cause | charge |
         |---|---|---|
         | any | `raytrials.Fatal` was raised | failure, and the trial ends |
+        | restore | no whole checkpoint is left | failure, and the trial ends |
         | any | a rule matches | as the rule says |
         | any | preempted, node lost, unless told to count it | infrastructure |
         | any | storage, package missing | infrastructure |
         | any | unschedulable | free |
+        | restore | checkpoint corrupt or missing | checkpoint: an older one is used |
         | restore | any other | restore |
         | training | any other | failure |
         | actor | out of memory, environment | failure |
@@ -200,6 +203,8 @@ class RetryPolicy:
     def _decide(self, fault: Fault, history: History) -> Decision:
         if FATAL in fault.exceptions:
             return _end(history, "raytrials.Fatal was raised")
+        if NO_CHECKPOINT in fault.exceptions:
+            return _end(history, "no whole checkpoint is left")
         rule = self._rule_for(fault)
         if rule is not None:
             number = self.rules.index(rule) + 1
@@ -211,6 +216,13 @@ class RetryPolicy:
                 retry=True,
                 charge=Charge.FREE,
                 reason=f"{fault.cause}, not counted: it waits for a place",
+                history=history,
+            )
+        if fault.cause in {Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISSING}:
+            return Decision(
+                retry=True,
+                charge=Charge.CHECKPOINT,
+                reason=f"{fault.cause}, charged to the checkpoint: an older one is used",
                 history=history,
             )
         if fault.fault_class is FaultClass.RESTORE:

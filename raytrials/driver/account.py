@@ -27,12 +27,28 @@ class Account:
         history: what was spent.
         high_water: highest `training_iteration` ever reported.
         faults: all faults in the order in which they happened.
+        experiment: id of the experiment, the same over all its drivers and moves.
+        next_index: every index of a checkpoint from here on is free.
+        ended_cleanly: whether no worker can have saved more than the driver knows.
+        adopts_from: checkpoints of earlier attempts than this are not taken over: an exploit has
+            replaced what they stood for.
+        bad: checkpoints that are not whole: name, or path below the experiment if another trial's,
+            and what is wrong.
+        unverified: names of checkpoints that vanilla Ray made, which have no manifest.
+        restarted: whether the trial was started anew because none of its checkpoints was whole.
     """
 
     attempt: int = 0
     history: History = field(default_factory=History)
     high_water: int = 0
     faults: list[ChargedFault] = field(default_factory=list)
+    experiment: str = ""
+    next_index: int = 0
+    ended_cleanly: bool = True
+    adopts_from: int = 0
+    bad: dict[str, str] = field(default_factory=dict)
+    unverified: list[str] = field(default_factory=list)
+    restarted: bool = False
 
     def booked(self, charged: ChargedFault) -> None:
         """Add a fault to the ledger, which is kept in the order of time."""
@@ -51,7 +67,20 @@ class Account:
             "kind": self.history.kind,
             "repeats": self.history.repeats,
             "faults": [fault.to_json() for fault in self.faults],
+            **{name: getattr(self, name) for name in _PLAIN},
         }
+
+
+_PLAIN = (
+    "experiment",
+    "next_index",
+    "ended_cleanly",
+    "adopts_from",
+    "bad",
+    "unverified",
+    "restarted",
+)
+"""Fields that are plain JSON as they are, and stand under their own names."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +108,8 @@ def account_of(trial: _ray.Trial) -> Account:
     if isinstance(own, Account):
         return own
     saved = trial.__dict__.get(STATE, {})
+    if not saved and trial.has_checkpoint():
+        saved = {"unverified": _names_of_checkpoints(trial)}
     return Account(
         attempt=saved.get("attempt", 0),
         history=History(
@@ -94,7 +125,13 @@ def account_of(trial: _ray.Trial) -> Account:
             saved.get("high_water", 0), iteration_of(trial.run_metadata.last_result or {})
         ),
         faults=[ChargedFault.from_json(fault) for fault in saved.get("faults", [])],
+        **{name: saved[name] for name in _PLAIN if name in saved},
     )
+
+
+def _names_of_checkpoints(trial: _ray.Trial) -> list[str]:
+    results = [*_ray.registered_checkpoints(trial), trial.latest_checkpoint_result]
+    return sorted({result.checkpoint.path.rpartition("/")[2] for result in results})
 
 
 def iteration_of(result: dict[str, Any]) -> int:

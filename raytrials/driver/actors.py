@@ -71,6 +71,10 @@ class ActorManager(_ray.RayActorManager):  # type: ignore[misc]
         """Whether the actor still waits for a place."""
         return actor in self._pending_actors_to_attrs
 
+    def is_idle(self, actor: Any) -> bool:
+        """Whether the actor has answered everything that it was asked."""
+        return not self._tracked_actors_to_task_futures.get(actor)
+
     def _line(self, request: Any) -> list[Any]:
         line: list[Any] = self._resource_request_to_pending_actors[request]
         return line

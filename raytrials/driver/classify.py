@@ -12,7 +12,14 @@ from ray import exceptions
 
 from raytrials import _ray
 from raytrials.core.fault import Cause, Phase
-from raytrials.errors import ActorError, RestoreError, TrainingError, TrialError
+from raytrials.errors import (
+    ActorError,
+    NoCheckpointError,
+    RestoreError,
+    StorageError,
+    TrainingError,
+    TrialError,
+)
 
 MAX_DETAIL_CHARS = 2000
 
@@ -124,7 +131,9 @@ def _cause(inner: BaseException) -> Cause:
             return Cause.PREEMPTED
         if inner.actor_init_failed:
             return Cause.USER_CODE
-    if _ray.is_checkpoint_gone(inner):
+    if isinstance(inner, StorageError):
+        return Cause.STORAGE
+    if isinstance(inner, NoCheckpointError) or _ray.is_checkpoint_gone(inner):
         return Cause.CHECKPOINT_MISSING
     for kind, cause in _CAUSES:
         if isinstance(inner, kind):

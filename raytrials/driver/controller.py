@@ -17,11 +17,16 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 
 from raytrials import _ray, settings
+from raytrials.core.fault import Cause
+from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
+from raytrials.driver.check import check
 from raytrials.driver.placement import Placement
 from raytrials.driver.recovery import Recovery
 from raytrials.driver.rerun import NeverStops, Silent
+from raytrials.driver.retention import Retention, StateSyncer
 from raytrials.driver.trial import FitContext, Trial, adopt
+from raytrials.errors import NoCheckpointError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +65,32 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         placement.shunned = context.cluster.without_package
         super().__init__(resource_manager_factory=lambda: placement, **kwargs)
         self._actor_manager = ActorManager(resource_manager=placement)
+        self._syncer = StateSyncer(self._storage)
+        self._storage.syncer = self._syncer
+        self._retention = context.retention = Retention(
+            self._syncer, self._paths_in_use, context.checkpoints.unverified
+        )
         context.cluster.require_package()
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        for name in ("_context", "_recovery", "_replaced", "_latest_failure"):
+        for name in (
+            "_context",
+            "_recovery",
+            "_replaced",
+            "_latest_failure",
+            "_syncer",
+            "_retention",
+        ):
             state.pop(name, None)
         return state
+
+    def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
+        """Set up the callbacks, and take over what a driver before left unseen."""
+        super().setup_experiments(experiments, total_num_samples)
+        for trial in list(self._trials):
+            if trial.status in {Trial.PENDING, Trial.PAUSED}:
+                self._take_over(trial)
 
     # --- every trial is ours ---------------------------------------------------------------------
 
@@ -75,7 +99,11 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         super().add_trial(adopt(trial, self._context))
 
     def _restore_trials(self, experiment_state: dict[str, Any]) -> list[Trial]:
-        return [adopt(trial, self._context) for trial in super()._restore_trials(experiment_state)]
+        trials = [
+            adopt(trial, self._context) for trial in super()._restore_trials(experiment_state)
+        ]
+        self._context.checkpoints.restored(trials)
+        return trials
 
     def _requeue_restored_trials(self, trials: list[Trial], resume_config: Any) -> None:
         if resume_config.errored == resume_config.ResumeType.RESUME:
@@ -98,16 +126,19 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     def _schedule_trial_actor(self, trial: Trial) -> None:
         if self._recovery.is_held(trial):
             return
+        trial.init_local_path()  # the attempt's names are looked for in its directory
         trial.begin_attempt()
         super()._schedule_trial_actor(trial)
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
         if self._recovery.is_held(trial):
             return False
-        reused = bool(super()._maybe_reuse_cached_actor(trial))
-        if reused:
+        if trial not in self._resetting_trials and self._actor_cache.has_cached_object(
+            trial.placement_group_factory
+        ):
+            # The attempt's names travel with the call that makes the actor ready for the trial.
             trial.begin_attempt()
-        return reused
+        return bool(super()._maybe_reuse_cached_actor(trial))
 
     def _actor_started(self, tracked_actor: Any, log: str = "STARTED") -> None:
         trial = self._actor_to_trial[tracked_actor]
@@ -115,23 +146,129 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         self._kill_replaced(trial)
         super()._actor_started(tracked_actor, log=log)
 
+    # --- restoring -------------------------------------------------------------------------------
+
     def _schedule_trial_restore(self, trial: Trial) -> bool:
-        saved = trial.latest_checkpoint_result
-        if not saved:
-            return False
-        trial.temporary_state.restoring_from = saved
+        """Have the newest whole checkpoint restored; False if there never was one."""
+        checkpoints = self._context.checkpoints
+        try:
+            saved = checkpoints.choose(trial)
+            if saved is None:
+                trial.begin_anew()
+                return False
+            handed_out = trial.handed_out(saved)
+            trial.temporary_state.restoring_from = saved
+            if checkpoints.is_verifiable(trial, saved.checkpoint):
+                self._schedule_check(trial, handed_out)
+            else:
+                self._schedule_load(trial, handed_out)
+        except (NoCheckpointError, StorageError) as error:
+            trial.on_restoring()
+            self._process_trial_failure(trial, error)
+        return True
+
+    def _schedule_check(self, trial: Trial, handed_out: Any) -> None:
+        """Have a checkpoint read, every byte, by the actor that is to load it."""
+
+        def on_checked(trial: Trial, problem: str) -> None:
+            if problem:
+                self._on_bad_checkpoint(trial, problem)
+            else:
+                self._schedule_load(trial, handed_out)
+
+        self._schedule_trial_task(
+            trial=trial,
+            method_name="__ray_call__",
+            args=(check, handed_out.checkpoint, settings.STORAGE_RETRY_S.get()),
+            on_result=on_checked,
+            on_error=self._trial_task_failure,
+        )
+
+    def _on_bad_checkpoint(self, trial: Trial, problem: str) -> None:
+        saved = trial.temporary_state.restoring_from
+        trial.temporary_state.restoring_from = None
+        try:
+            self._context.checkpoints.reject(
+                trial, saved.checkpoint, problem, Cause.CHECKPOINT_CORRUPT
+            )
+        except StorageError as error:
+            self._process_trial_failure(trial, error)
+            return
+        if not self._schedule_trial_restore(trial):
+            self._set_trial_status(trial, Trial.RUNNING)
+            self._schedule_trial_train(trial)
+
+    def _schedule_load(self, trial: Trial, handed_out: Any) -> None:
         self._schedule_trial_task(
             trial=trial,
             method_name="restore",
-            args=(
-                _ray.TrainingResult(
-                    checkpoint=trial.watched(saved.checkpoint), metrics=saved.metrics
-                ),
-            ),
+            args=(handed_out,),
             on_result=self._on_restoring_result,
             on_error=self._trial_task_failure,
         )
-        return True
+
+    def _take_over(self, trial: Trial) -> None:
+        """Take over checkpoints that a worker committed and no driver has seen.
+
+        Each stands for a report that never arrived: it is processed as that report, and decided on.
+        """
+        try:
+            unseen = self._context.checkpoints.unseen(trial)
+        except StorageError:
+            logger.warning("Could not look for newer checkpoints of %s.", trial, exc_info=True)
+            return
+        for result in unseen:
+            status = trial.status
+            logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
+            self._set_status_quietly(trial, Trial.RUNNING)
+            self._process_trial_save(trial, result)
+            if iteration_of(result.metrics) > max(
+                trial.told_iteration, iteration_of(trial.last_result)
+            ):
+                self._process_trial_result(trial, dict(result.metrics))
+            decision = self._queued_trial_decisions.pop(trial.trial_id, None)
+            if decision == TrialScheduler.STOP:
+                self.stop_trial(trial)
+                return
+            paused = decision == TrialScheduler.PAUSE
+            self._set_status_quietly(trial, Trial.PAUSED if paused else status)
+
+    def _set_status_quietly(self, trial: Trial, status: str) -> None:
+        """Change the status of a trial without an actor; it keeps its one place in the queue."""
+        place = None
+        if trial in self._pending_trials_list:
+            place = self._pending_trials_list.index(trial)
+            self._pending_trials_list.remove(trial)
+        self._set_trial_status(trial, status)
+        if status == Trial.PENDING and place is not None:
+            self._pending_trials_list.remove(trial)
+            self._pending_trials_list.insert(place, trial)
+
+    # --- saving ----------------------------------------------------------------------------------
+
+    def save_to_dir(self) -> None:
+        """Write Ray's state files, and note that there is a new state to upload."""
+        super().save_to_dir()
+        self._syncer.written += 1
+
+    def checkpoint(self, force: bool = False, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's signature
+        """Save the state as Ray does, and delete what it no longer names."""
+        super().checkpoint(force=force, wait=wait)
+        if wait:
+            self._retention.finish()
+        else:
+            self._retention.tick()
+
+    def _paths_in_use(self) -> set[str]:
+        """Return the checkpoints that some trial is restored from, or may be."""
+        used = set(_ray.checkpoints_kept_by(self._scheduler_alg))
+        for trial in self._live_trials:
+            for result in (trial.latest_checkpoint_result, trial.temporary_state.restoring_from):
+                if result is not None:
+                    used.add(result.checkpoint.path)
+        return used
+
+    # --- results ---------------------------------------------------------------------------------
 
     def _on_training_result(
         self, trial: Trial, result: dict[str, Any] | list[dict[str, Any]]
@@ -176,10 +313,12 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         super().stop_trial(trial)
 
     def _schedule_trial_stop(self, trial: Trial, exception: Exception | None = None) -> None:
-        if exception and trial in self._trial_to_actor:
-            self._replaced[trial] = self._trial_to_actor[trial]
+        actor = self._trial_to_actor.get(trial)
+        if exception and actor is not None:
+            self._replaced[trial] = actor
+        idle = actor is None or self._actor_manager.is_idle(actor)
         super()._schedule_trial_stop(trial, exception=exception)
-        trial.end_attempt()
+        trial.end_attempt(cleanly=idle and not exception)
         if self._recovery.drop(trial) and trial in self._staged_trials:
             self._unstage_trial_with_resources(trial)
 
@@ -238,6 +377,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         if to_pause and trial.status == Trial.PENDING:
             self._set_trial_status(trial, Trial.PAUSED)
             trial.on_paused()
+            self._take_over(trial)
         self._recovery.requeue(trial)
 
     def _requeue_trial(self, trial: Trial) -> None:
@@ -248,6 +388,9 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     def _start_ahead(self, trial: Trial) -> None:
         """Request an actor for a recovered trial before any trial that waits already."""
         if trial.status != Trial.PENDING or trial in self._trial_to_actor:
+            return
+        self._take_over(trial)
+        if trial.status != Trial.PENDING:
             return
         if trial in self._pending_trials_list:
             self._pending_trials_list.remove(trial)

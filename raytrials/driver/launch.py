@@ -14,6 +14,7 @@ from ray.util import inspect_serializability
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
+from raytrials.driver.checkpoints import Checkpoints
 from raytrials.driver.controller import Controller
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageUnwritableError, UnserializableError
@@ -66,6 +67,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
     def _run(self) -> Any:
         context = FitContext(
             resolve_policy(self._retry_policy),
+            Checkpoints(),
             charge_decision_s=settings.CHARGE_DECISION_S.get(),
         )
         return _ray.tune_run(functools.partial(Controller, context), _experiment_class(context))

@@ -1,9 +1,12 @@
-"""How far a function trainable got in loading its checkpoint.
+"""The checkpoint as a worker gets it to restore: checked once, and watched.
 
 Ray takes a function trainable for restored before the user's code has loaded anything. So the
 driver hands the worker a watched checkpoint: on the way into its `as_directory()` block (or
 `to_directory()` call), out of it, and out of it by an exception, the worker leaves a word in the
 cluster's key-value store, where it outlives the worker. The driver reads it only after a failure.
+
+A checkpoint on an object store was downloaded when it was checked (`raytrials.driver.check`); the
+watched one gives out those files instead of downloading them again.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import contextlib
 import functools
 import logging
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, cast
 
 from ray import exceptions
@@ -48,12 +53,16 @@ class Word:
 
 
 class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
-    """A checkpoint that tells the driver when its files are in use.
+    """A checkpoint that was handed to a worker to restore.
 
-    Without a key it is a plain checkpoint: that is what becomes of one that the user's code reports
-    again.
+    One that the user's code makes of it, to report it again, was not, and travels as a plain one.
+
+    Attributes:
+        start_iteration: the `training_iteration` that it holds.
     """
 
+    start_iteration = 0
+    _is_handed_out = False
     _key: str | None = None
     _depth = 0
 
@@ -62,11 +71,27 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
         """Give the files as Ray does; a failure before the block is left is a failed restore."""
         with self._watched(), super().as_directory() as path:
             yield path
+        if not os.path.isdir(self.download_path):  # noqa: PTH112 - text is enough
+            self.downloaded_mark.unlink(missing_ok=True)
+
+    @property
+    def download_path(self) -> str:
+        """Where the files are on this machine if the checkpoint is not on a local disk."""
+        return _ray.temporary_directory_of(self)
+
+    @property
+    def downloaded_mark(self) -> Path:
+        """A file that stands while all files are in `download_path`, and were checked."""
+        return Path(f"{self.download_path}.checked")
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the files as Ray does; a failure in the copy is a failed restore."""
         with self._watched():
-            return cast("str", super().to_directory(path))
+            if not self.downloaded_mark.exists():
+                return cast("str", super().to_directory(path))
+            if path is None:
+                return self.download_path
+            return str(shutil.copytree(self.download_path, path, dirs_exist_ok=True))
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -97,7 +122,7 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         plain = _plain_class(type(self))
-        if self._key is None:
+        if not self._is_handed_out:
             return (object.__new__, (plain,), self.__dict__)
         return (_rebuild, (plain, self.__dict__))
 
@@ -124,10 +149,25 @@ def _rebuild(plain: type, state: dict[str, Any]) -> WatchedCheckpoint:
     return checkpoint
 
 
-def watch(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
-    """Return a watched copy of `checkpoint` and the key under which the worker tells its stage."""
-    key = f"restore-{uuid.uuid4().hex}"
-    return _rebuild(_plain_class(type(checkpoint)), {**checkpoint.__dict__, "_key": key}), key
+def hand_out(
+    checkpoint: Checkpoint, start_iteration: int, *, watched: bool
+) -> tuple[WatchedCheckpoint, str | None]:
+    """Return `checkpoint` as a worker gets it, and the key under which it tells its stage.
+
+    Args:
+        checkpoint: what is to be restored.
+        start_iteration: the `training_iteration` that it holds.
+        watched: whether the worker is to tell how far it got; the key is None otherwise.
+    """
+    key = f"restore-{uuid.uuid4().hex}" if watched else None
+    state = {
+        **checkpoint.__dict__,
+        "_uuid": uuid.uuid4(),  # names the download; two trials may restore the same checkpoint
+        "_key": key,
+        "_is_handed_out": True,
+        "start_iteration": start_iteration,
+    }
+    return _rebuild(_plain_class(type(checkpoint)), state), key
 
 
 def read(key: str) -> Word | None:

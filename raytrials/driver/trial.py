@@ -13,13 +13,13 @@ import contextlib
 import dataclasses
 import logging
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import exceptions
-from ray.tune import Checkpoint
 
 from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
@@ -28,7 +28,13 @@ from raytrials.driver import probe
 from raytrials.driver.account import STATE, Account, OpenCharge, account_of, iteration_of
 from raytrials.driver.classify import classify, describe, is_actor_error, may_be, unwrap
 from raytrials.driver.cluster import Cluster
+from raytrials.driver.storage import Attempt, TrialStorage
 from raytrials.errors import TrialError
+from raytrials.store.manifest import index_of
+
+if TYPE_CHECKING:
+    from raytrials.driver.checkpoints import Checkpoints
+    from raytrials.driver.retention import Retention
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +55,19 @@ class FitContext:
         trainable_name: the name under which the experiment registered its trainable.
         trainable_cls: that trainable. Kept here because Ray's registry goes by name alone, and
             another experiment of this process may have taken the name since.
+        checkpoints: names, chooses and takes over the trials' checkpoints.
+        retention: deletes those that are put out; set when the controller has its storage.
+        experiment: id of the experiment; the same over all its drivers and moves.
     """
 
     policy: RetryPolicy
+    checkpoints: Checkpoints
     cluster: Cluster = field(default_factory=Cluster)
     charge_decision_s: float = 30.0
     trainable_name: str | None = None
     trainable_cls: type | None = None
+    retention: Retention | None = None
+    experiment: str = ""
 
 
 def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
@@ -68,6 +80,10 @@ def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
     adopted = cast("Trial", trial)
     adopted.account = account
     adopted.context = context
+    context.experiment = context.experiment or account.experiment or uuid.uuid4().hex
+    account.experiment = context.experiment
+    adopted.storage = TrialStorage.of(trial.storage)
+    adopted.storage.attempt = Attempt(account.experiment, trial.trial_id, account.attempt)
     adopted.invalidate_json_state()
     return adopted
 
@@ -88,6 +104,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     account: Account
     context: FitContext
+    storage: TrialStorage
     phase: Phase | None = None
     open_charges: tuple[OpenCharge, ...] = ()
     told_iteration: int = 0
@@ -108,6 +125,10 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self.phase = Phase.RESTORING if self.has_checkpoint() else Phase.STARTING
             # From another trial's checkpoint (an exploit) nothing is run again: all of it is new.
             self.rerun_until = 0 if self._exploits() else self.told_iteration
+            if self._exploits():
+                self.account.adopts_from = self.account.attempt
+            self.context.checkpoints.name_attempt(self)
+            self.invalidate_json_state()
 
     def _exploits(self) -> bool:
         checkpoint = self.checkpoint
@@ -118,15 +139,28 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         if self.phase is Phase.STARTING:
             self.phase = Phase.RUNNING
 
+    def on_restoring(self) -> None:
+        """What happens to the attempt from here on happens to its restore."""
+        self.phase = Phase.RESTORING
+
     def on_stopping(self) -> None:
         """The trial was told to stop."""
         if self.phase is not None:
             self.phase = Phase.STOPPING
 
-    def end_attempt(self) -> None:
-        """The attempt is over: failed, stopped or paused."""
+    def end_attempt(self, *, cleanly: bool) -> None:
+        """The attempt is over: failed, stopped or paused.
+
+        Args:
+            cleanly: whether its worker had nothing left to do that the driver does not know of.
+        """
         self.phase = None
+        self.account.ended_cleanly = cleanly
         self._forget_probe()
+
+    def begin_anew(self) -> None:
+        """The attempt starts from the beginning after all: none of its checkpoints is whole."""
+        self.phase = Phase.RUNNING
 
     @property
     def is_function(self) -> bool:
@@ -134,13 +168,30 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         trainable = self.get_trainable_cls()
         return trainable is not None and issubclass(trainable, _ray.FunctionTrainable)
 
-    def watched(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return what to send to the worker instead of `checkpoint`."""
-        if not self.is_function:
-            return checkpoint
+    def handed_out(self, result: Any) -> Any:
+        """Return a result with a checkpoint as it is sent to the worker."""
         self._forget_probe()
-        watched, self._probe_key = probe.watch(checkpoint)
-        return watched
+        checkpoint, self._probe_key = probe.hand_out(
+            result.checkpoint, iteration_of(result.metrics), watched=self.is_function
+        )
+        return _ray.TrainingResult(checkpoint=checkpoint, metrics=result.metrics)
+
+    def on_checkpoint(self, checkpoint_result: Any) -> None:
+        """A committed checkpoint arrived; those that it puts out go when nothing needs them."""
+        index = index_of(checkpoint_result.checkpoint.path.rpartition("/")[2])
+        if index is not None:
+            self.storage.current_checkpoint_index = index
+            self.account.next_index = max(self.account.next_index, index + 1)
+        for path in _ray.register_checkpoint(self, checkpoint_result):
+            if self.context.retention is not None and path.startswith(f"{self.path}/"):
+                self.context.retention.retire(path, self.storage.disk, self.kept_paths)
+        self.invalidate_json_state()
+        self.run_metadata.invalidate_cache()
+
+    def kept_paths(self) -> list[str]:
+        """Return the paths of the trial's checkpoints, the latest one last."""
+        results = [*_ray.registered_checkpoints(self), self.latest_checkpoint_result]
+        return [result.checkpoint.path for result in results if result is not None]
 
     def on_restore(self) -> None:
         """Ray's restore is done. For a function that only means that its code may begin."""
@@ -304,6 +355,11 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         self.invalidate_json_state()
         self._write_error_files(error, decision)
 
+    def book_free(self, fault: Fault, charge: Charge, reason: str) -> None:
+        """Book a fault that ends no attempt and spends no budget."""
+        self.account.booked(ChargedFault.book(fault, charge, reason))
+        self.invalidate_json_state()
+
     def should_recover(self) -> bool:
         """Return whether the trial goes on, as decided for its latest failure."""
         if self._decision is None:
@@ -407,6 +463,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         state = cast("dict[str, Any]", super().__getstate__())
         for name in _IN_MEMORY:
             state.pop(name, None)
+        state["storage"] = self.storage.plain()
         state[STATE] = self.account.to_json()
         state[STATE]["faults"] += [
             ChargedFault.book(one.fault, Charge.FREE, "not decided yet").to_json()

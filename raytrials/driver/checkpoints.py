@@ -1,0 +1,292 @@
+"""What the driver does with checkpoints: name, choose, take over, retire.
+
+:class:`Checkpoints` serves all trials of one `fit()`. What has to survive the driver it keeps in
+the trials' accounts; the truth about a checkpoint is its manifest on storage.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ray.tune import Checkpoint
+
+from raytrials import _ray, settings
+from raytrials.core.fault import Cause, Charge, Fault, FaultClass, Phase
+from raytrials.driver.storage import Attempt
+from raytrials.driver.trial import Trial
+from raytrials.errors import NoCheckpointError
+from raytrials.store.checkpoint import REMOVED, STAGING, Finding, Verdict, inspect
+from raytrials.store.disk import disk_of
+from raytrials.store.manifest import Manifest, checkpoint_name, index_of
+from raytrials.store.retrying import retry
+
+logger = logging.getLogger(__name__)
+
+GAP = 2
+"""How many names are left free after an attempt that did not end cleanly.
+
+Its worker may outlive every error that Ray reports, and commit what it is saving and no more.
+"""
+
+DRIVER_RETRY_S = 1.0
+"""How long the driver waits for a storage that does not answer; the loop waits with it."""
+
+
+class Checkpoints:
+    """The checkpoints of an experiment, as its driver sees them."""
+
+    def __init__(self) -> None:
+        self._verification = settings.VERIFY.get()
+        self.unverified: set[str] = set()
+        self._told: set[str] = set()
+
+    def restored(self, trials: Sequence[Trial]) -> None:
+        """Note what restored trials say of their checkpoints.
+
+        An experiment that was moved keeps its checkpoints where it is now, also those that a trial
+        has of another one, and those of vanilla Ray have no manifest.
+        """
+        homes = {trial.storage.trial_dir_name for trial in trials}
+        for trial in trials:
+            directory = trial.storage.trial_fs_path
+            self.unverified |= {f"{directory}/{name}" for name in trial.account.unverified}
+            for result in {
+                id(one): one
+                for one in (*_ray.registered_checkpoints(trial), trial.latest_checkpoint_result)
+                if one is not None
+            }.values():
+                home, name = result.checkpoint.path.split("/")[-2:]
+                if home in homes and index_of(name) is not None:
+                    result.checkpoint = Checkpoint(
+                        f"{trial.storage.experiment_fs_path}/{home}/{name}",
+                        filesystem=trial.storage.storage_filesystem,
+                    )
+            trial.invalidate_json_state()
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def name_attempt(self, trial: Trial) -> None:
+        """Give the attempt that begins names of its own, above all that were ever given.
+
+        The worker counts on from there. On an object store a trial's first attempt is not looked
+        for on storage: a commit refuses a name that is taken.
+        """
+        account, storage = trial.account, trial.storage
+        first = max(account.next_index, storage.current_checkpoint_index + 1)
+        if account.attempt > 1 or storage.disk.has_rename:
+            first = max(first, 1 + max(self._indices_on(trial), default=-1))
+        if not account.ended_cleanly:
+            first += GAP
+        account.ended_cleanly = False
+        account.next_index = first
+        storage.current_checkpoint_index = first - 1
+        storage.attempt = Attempt(account.experiment, trial.trial_id, account.attempt)
+
+    def _indices_on(self, trial: Trial) -> Iterator[int]:
+        try:
+            names = trial.storage.disk.list_names(trial.storage.trial_fs_path)
+        except Exception:
+            logger.warning("Could not list the checkpoints of trial %s.", trial, exc_info=True)
+            return
+        for name in names:
+            index = index_of(name)
+            if index is None and name.startswith((STAGING, REMOVED)):
+                digits = name.split("-")[1]
+                index = int(digits) if digits.isdigit() else None
+            if index is not None:
+                yield index
+
+    # --- choice ----------------------------------------------------------------------------------
+
+    def choose(self, trial: Trial) -> Any:
+        """Return what to restore a trial from: a result with a checkpoint, None if it has none.
+
+        It is the latest on record, or the next older one that is whole; those that are not are
+        charged to themselves, once, and stay where they are.
+
+        Raises:
+            NoCheckpointError: the trial had checkpoints, and none is whole.
+            StorageError: the storage does not answer.
+        """
+        problems: dict[str, str] = {}
+        while (latest := trial.latest_checkpoint_result) is not None:
+            problem, cause = self._problem(trial, latest.checkpoint)
+            if not problem:
+                return latest
+            problems[_name(latest.checkpoint.path)] = problem
+            self.reject(trial, latest.checkpoint, problem, cause)
+        if not problems and trial.account.bad and not trial.account.restarted:
+            problems = dict(trial.account.bad)
+        if not problems:
+            return None
+        if settings.RESTART_WITHOUT_CHECKPOINT.get():
+            logger.warning("Trial %s has no whole checkpoint left and starts anew.", trial)
+            trial.account.restarted = True
+            return None
+        raise NoCheckpointError(trial.trial_id, problems)
+
+    def _problem(self, trial: Trial, checkpoint: Checkpoint) -> tuple[str, Cause]:
+        path = checkpoint.path
+        known = trial.account.bad.get(self._key(trial, path))
+        if known is not None:
+            return known, Cause.CHECKPOINT_CORRUPT
+        if self._verification == "off":
+            return "", Cause.CHECKPOINT_CORRUPT
+        finding = self._look(checkpoint)
+        if finding.verdict is Verdict.MISSING:
+            return finding.problem, Cause.CHECKPOINT_MISSING
+        if finding.verdict is Verdict.INCOMPLETE and self._is_foreign(trial, path):
+            if path not in self._told:
+                self._told.add(path)
+                logger.warning("The checkpoint %s has no manifest: it cannot be verified.", path)
+            return "", Cause.CHECKPOINT_CORRUPT
+        return finding.problem or _owner_problem(trial, path, finding), Cause.CHECKPOINT_CORRUPT
+
+    def _look(self, checkpoint: Checkpoint) -> Finding:
+        disk = disk_of(checkpoint.filesystem)
+        return retry(
+            disk,
+            "reading",
+            checkpoint.path,
+            lambda: inspect(disk, checkpoint.path, full=False),
+            limit_s=DRIVER_RETRY_S,
+        )
+
+    def is_verifiable(self, trial: Trial, checkpoint: Checkpoint) -> bool:
+        """Whether the worker is to read every byte of a checkpoint before it is used."""
+        return self._verification == "full" and not (
+            self._is_foreign(trial, checkpoint.path)
+            and self._look(checkpoint).verdict is Verdict.INCOMPLETE
+        )
+
+    def _is_foreign(self, trial: Trial, path: str) -> bool:
+        """Whether a checkpoint was not made by raytrials: vanilla's, or from elsewhere."""
+        inside = path.startswith(f"{trial.storage.experiment_fs_path}/")
+        return not inside or path in self.unverified
+
+    @staticmethod
+    def _key(trial: Trial, path: str) -> str:
+        """Return how an account names a checkpoint: its name; for another trial's, its path."""
+        own = f"{trial.storage.trial_fs_path}/"
+        inside = f"{trial.storage.experiment_fs_path}/"
+        return path.removeprefix(own).removeprefix(inside)
+
+    def charge(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
+        """Charge a bad checkpoint to itself, once. It stays where it is, and is not used again."""
+        key = self._key(trial, checkpoint.path)
+        if key in trial.account.bad:
+            return
+        trial.account.bad[key] = problem
+        fault = Fault(
+            trial_id=trial.trial_id,
+            attempt=trial.account.attempt,
+            fault_class=FaultClass.RESTORE,
+            phase=Phase.RESTORING,
+            cause=cause,
+            node_id=None,
+            detail=f"{key}: {problem}",
+            time=time.time(),
+        )
+        trial.book_free(
+            fault, Charge.CHECKPOINT, f"{cause}, charged to {key}: an older one is used"
+        )
+        logger.error("Trial %s: the checkpoint %s is not used: %s.", trial, key, problem)
+
+    def reject(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
+        """Charge a bad checkpoint, and make the next older one the trial's latest."""
+        self.charge(trial, checkpoint, problem, cause)
+        older = self._next_older(trial, checkpoint)
+        kept = [
+            result
+            for result in _ray.registered_checkpoints(trial)
+            if result.checkpoint.path != checkpoint.path
+        ]
+        _ray.set_checkpoints(trial, kept, older)
+        trial.invalidate_json_state()
+
+    def _next_older(self, trial: Trial, checkpoint: Checkpoint) -> Any:
+        """Return the result of the next older checkpoint beside `checkpoint`, None if none is.
+
+        On record, or on storage alone.
+        """
+        directory, _, name = checkpoint.path.rpartition("/")
+        index = index_of(name)
+        if index is None:
+            return None
+        beside = {
+            index_of(_name(result.checkpoint.path)): result
+            for result in _ray.registered_checkpoints(trial)
+            if result.checkpoint.path.rpartition("/")[0] == directory
+        }
+        disk = disk_of(checkpoint.filesystem)
+        names = retry(
+            disk,
+            "listing",
+            directory,
+            lambda: disk.list_names(directory),
+            limit_s=DRIVER_RETRY_S,
+        )
+        known = {one for one in beside if one is not None}
+        on_disk = {one for one in map(index_of, names) if one is not None}
+        for candidate in sorted({one for one in known | on_disk if one < index}, reverse=True):
+            if candidate in beside:
+                return beside[candidate]
+            path = f"{directory}/{checkpoint_name(candidate)}"
+            found = Checkpoint(path, filesystem=checkpoint.filesystem)
+            manifest = self._look(found).manifest
+            if manifest is not None:
+                return _result_of(found, manifest)
+        return None
+
+    # --- what no driver has seen -----------------------------------------------------------------
+
+    def unseen(self, trial: Trial) -> list[Any]:
+        """Return results with whole checkpoints that the trial's record does not know, in order.
+
+        A worker can commit one, and die or lose its driver before the driver hears of it.
+        """
+        account = trial.account
+        if not account.attempt or account.ended_cleanly:
+            return []
+        directory = trial.storage.trial_fs_path
+        known = [_name(one.checkpoint.path) for one in _ray.registered_checkpoints(trial)]
+        latest = trial.checkpoint
+        if latest is not None and latest.path.startswith(f"{directory}/"):
+            known.append(_name(latest.path))
+        newest = max((index_of(name) or 0 for name in known), default=-1)
+        found = []
+        for index in sorted(set(self._indices_on(trial))):
+            name = checkpoint_name(index)
+            if index <= newest or name in account.bad:
+                continue
+            checkpoint = Checkpoint(
+                f"{directory}/{name}", filesystem=trial.storage.storage_filesystem
+            )
+            finding = self._look(checkpoint)
+            if finding.manifest is None or _owner_problem(trial, checkpoint.path, finding):
+                continue  # a leftover, or not this trial's
+            if finding.verdict is not Verdict.VERIFIED:
+                self.charge(trial, checkpoint, finding.problem, Cause.CHECKPOINT_CORRUPT)
+            elif finding.manifest.header.attempt >= account.adopts_from:
+                found.append(_result_of(checkpoint, finding.manifest))
+        return found
+
+
+def _owner_problem(trial: Trial, path: str, finding: Finding) -> str:
+    """Return whose checkpoint stands in the trial's directory, "" if it is the trial's own."""
+    if finding.manifest is None or not path.startswith(f"{trial.storage.trial_fs_path}/"):
+        return ""
+    owner = finding.manifest.header.trial
+    return "" if owner == trial.trial_id else f"it belongs to trial {owner}"
+
+
+def _result_of(checkpoint: Checkpoint, manifest: Manifest) -> Any:
+    metrics = {**manifest.header.metrics, "checkpoint_dir_name": _name(checkpoint.path)}
+    return _ray.TrainingResult(checkpoint=checkpoint, metrics=metrics)
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,126 @@
+"""Deleting checkpoints: late enough, in the background, and never the last whole one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from raytrials import _ray
+from raytrials.core.retention import Retired, due
+from raytrials.store.checkpoint import Verdict, delete, inspect
+from raytrials.store.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+
+class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
+    """Ray's upload of the driver's files, which remembers what has arrived.
+
+    Attributes:
+        written: number of the newest state that the driver has written for upload.
+        durable: number of the newest state that is on storage, whole.
+    """
+
+    def __init__(self, storage: _ray.StorageContext) -> None:
+        super().__init__(
+            storage_filesystem=storage.storage_filesystem,
+            sync_period=storage.sync_config.sync_period,
+            sync_timeout=storage.sync_config.sync_timeout,
+        )
+        self.written = 0
+        self.durable = 0
+
+    def _sync_up_command(
+        self, local_path: str, uri: str, exclude: list[str] | None = None
+    ) -> tuple[Callable[..., None], dict[str, Any]]:
+        upload, arguments = super()._sync_up_command(local_path, uri, exclude)
+        number = self.written
+
+        def upload_and_note(**kwargs: Any) -> None:
+            upload(**kwargs)
+            self.durable = max(self.durable, number)
+
+        return upload_and_note, arguments
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One deletion: of what, where, and what tells which checkpoints of the trial stay."""
+
+    retired: Retired
+    disk: Disk
+    kept: Callable[[], Sequence[str]]
+
+
+class Retention:
+    """The deletion of retired checkpoints.
+
+    Args:
+        syncer: knows which state is on storage.
+        in_use: returns the paths that some trial is restored from, or may be.
+        unverified: paths of checkpoints that have no manifest and count as whole.
+    """
+
+    def __init__(
+        self,
+        syncer: StateSyncer,
+        in_use: Callable[[], Collection[str]],
+        unverified: Collection[str] = (),
+    ) -> None:
+        self._syncer = syncer
+        self._in_use = in_use
+        self._unverified = unverified
+        self._waiting: dict[str, _Job] = {}
+        self._running: dict[Future[None], _Job] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytrials-delete")
+
+    def retire(self, path: str, disk: Disk, kept: Callable[[], Sequence[str]]) -> None:
+        """Delete a checkpoint once nothing asks for it.
+
+        Args:
+            path: of its directory.
+            disk: where it is.
+            kept: returns the paths of the trial's checkpoints that stay, the newest last.
+        """
+        self._waiting[path] = _Job(Retired(path, self._syncer.written), disk, kept)
+
+    def tick(self) -> None:
+        """Start what is due. Never waits."""
+        self._collect()
+        if not self._waiting:
+            return
+        retired = [job.retired for job in self._waiting.values()]
+        if all(one.since >= self._syncer.durable for one in retired):
+            return
+        for one in due(retired, self._syncer.durable, self._in_use()):
+            job = self._waiting.pop(one.path)
+            self._running[self._pool.submit(self._delete, job, job.kept())] = job
+
+    def finish(self) -> None:
+        """Delete what may go, and wait for it."""
+        self.tick()
+        for future in list(self._running):
+            future.exception()
+        self._collect()
+
+    def _collect(self) -> None:
+        for future, job in [one for one in self._running.items() if one[0].done()]:
+            del self._running[future]
+            error = future.exception()
+            if error is not None:
+                # It is tried again after the next state; at worst it is a leftover.
+                logger.warning("Could not delete the checkpoint %s: %s", job.retired.path, error)
+                self.retire(job.retired.path, job.disk, job.kept)
+
+    def _delete(self, job: _Job, kept: Sequence[str]) -> None:
+        if not any(self._is_whole(job.disk, path) for path in reversed(kept)):
+            raise RuntimeError("no other checkpoint of its trial is whole")
+        delete(job.disk, job.retired.path)
+
+    def _is_whole(self, disk: Disk, path: str) -> bool:
+        if path in self._unverified:
+            return True
+        return inspect(disk, path, full=False).verdict is Verdict.VERIFIED
