@@ -299,19 +299,18 @@ class NoCheckpointError(RaytrialsError):
     """A trial had checkpoints, and none of them is whole. The trial ends; it is not retried.
 
     Attributes:
-        problems: what is wrong with each, by its name.
+        problems: the name of each and what is wrong with it.
     """
 
     exit_code = 4
 
-    def __init__(self, trial_id: str, problems: dict[str, str]) -> None:
+    def __init__(self, trial_id: str, problems: tuple[str, ...]) -> None:
         super().__init__(trial_id, problems)
         self.trial_id = trial_id
         self.problems = problems
 
     def __str__(self) -> str:
-        listed = "; ".join(f"{name}: {problem}" for name, problem in self.problems.items())
         return (
-            f"Trial {self.trial_id} has no whole checkpoint left ({listed}). To start it from the "
+            f"Trial {self.trial_id} has no whole checkpoint left ({'; '.join(self.problems)}). To start it from the "
             "beginning instead, set RAYTRIALS_RESTART_WITHOUT_CHECKPOINT=1."
         )

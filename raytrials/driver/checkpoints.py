@@ -126,7 +126,8 @@ class Checkpoints:
             logger.warning("Trial %s has no whole checkpoint left and starts anew.", trial)
             trial.account.restarted = True
             return None
-        raise NoCheckpointError(trial.trial_id, problems)
+        listed = tuple(f"{name}: {problem}" for name, problem in problems.items())
+        raise NoCheckpointError(trial.trial_id, listed)
 
     def _problem(self, trial: Trial, checkpoint: Checkpoint) -> tuple[str, Cause]:
         path = checkpoint.path
@@ -194,6 +195,11 @@ class Checkpoints:
             fault, Charge.CHECKPOINT, f"{cause}, charged to {key}: an older one is used"
         )
         logger.error("Trial %s: the checkpoint %s is not used: %s.", trial, key, problem)
+
+    def mark(self, trial: Trial, problem: str) -> None:
+        """Note that the trial's latest checkpoint could not be restored, and is not to be again."""
+        if trial.checkpoint is not None:
+            trial.account.bad.setdefault(self._key(trial, trial.checkpoint.path), problem)
 
     def reject(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
         """Charge a bad checkpoint, and make the next older one the trial's latest."""

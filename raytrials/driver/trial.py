@@ -281,6 +281,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         error = self.typed_error(exc)
         exceptions, exit_code = describe(error.__cause__ or error)
         fault = Fault.of(error, time.time(), exceptions=exceptions, exit_code=exit_code)
+        if fault.cause in {Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISSING}:
+            self.context.checkpoints.mark(self, fault.detail)
         if error.node_id is not None:
             self._suspects += ((error.node_id, time.monotonic()),)
         # The actor that went away may be one that the trial called, on another node.

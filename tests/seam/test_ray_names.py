@@ -23,6 +23,8 @@ from raytrials.driver.controller import Controller
 from raytrials.driver.launch import TunerInternal
 from raytrials.driver.placement import Placement
 from raytrials.driver.result import TrialResultGrid
+from raytrials.driver.retention import StateSyncer
+from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import Trial
 from raytrials.errors import UnsupportedRayError
 
@@ -33,6 +35,8 @@ OURS = {
     _ray.PlacementGroupResourceManager: Placement,
     _ray.TunerInternal: TunerInternal,
     _ray.ResultGrid: TrialResultGrid,
+    _ray.StorageContext: TrialStorage,
+    _ray.FilesystemSyncer: StateSyncer,
 }
 
 # Ray's parameters, without self, as our overrides and calls pass them on.
@@ -76,6 +80,19 @@ PARAMETERS = {
     (_ray.PlacementGroupResourceManager, "acquire_resources"): ["resource_request"],
     (_ray.RayActorManager, "_actor_task_failed"): ["tracked_actor_task", "exception"],
     (_ray.RayActorManager, "_actor_start_failed"): ["tracked_actor", "exception"],
+    (_ray.TuneController, "setup_experiments"): ["experiments", "total_num_samples"],
+    (_ray.TuneController, "save_to_dir"): [],
+    (_ray.TuneController, "checkpoint"): ["force", "wait"],
+    (_ray.TuneController, "_process_trial_save"): ["trial", "checkpoint_value"],
+    (_ray.TuneController, "_schedule_trial_train"): ["trial"],
+    (_ray.Trial, "on_checkpoint"): ["checkpoint_result"],
+    (_ray.Trial, "init_local_path"): [],
+    (_ray.StorageContext, "_create_validation_file"): [],
+    (_ray.StorageContext, "_update_checkpoint_index"): ["metrics"],
+    (_ray.StorageContext, "persist_current_checkpoint"): ["checkpoint"],
+    (_ray.StorageContext, "persist_artifacts"): ["force"],
+    (_ray.FilesystemSyncer, "__init__"): ["storage_filesystem", "kwargs"],
+    (_ray.FilesystemSyncer, "_sync_up_command"): ["local_path", "uri", "exclude"],
     (_ray.TunerInternal, "_validate_trainable"): ["trainable", "required_trainable_name"],
     (_ray.TunerInternal, "_fit_internal"): ["trainable", "param_space"],
     (_ray.TunerInternal, "_fit_resume"): ["trainable", "param_space"],

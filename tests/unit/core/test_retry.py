@@ -34,8 +34,8 @@ ROWS = [
     (FaultClass.RESTORE, Cause.USER_CODE, Charge.RESTORE),
     (FaultClass.RESTORE, Cause.WORKER_DIED, Charge.RESTORE),
     (FaultClass.RESTORE, Cause.ACTOR_UNAVAILABLE, Charge.RESTORE),
-    (FaultClass.RESTORE, Cause.CHECKPOINT_MISSING, Charge.RESTORE),
-    (FaultClass.RESTORE, Cause.CHECKPOINT_CORRUPT, Charge.RESTORE),
+    (FaultClass.RESTORE, Cause.CHECKPOINT_MISSING, Charge.CHECKPOINT),
+    (FaultClass.RESTORE, Cause.CHECKPOINT_CORRUPT, Charge.CHECKPOINT),
     (FaultClass.TRAINING, Cause.USER_CODE, Charge.FAILURE),
     (FaultClass.TRAINING, Cause.OUT_OF_MEMORY, Charge.FAILURE),
     (FaultClass.ACTOR, Cause.OUT_OF_MEMORY, Charge.FAILURE),
@@ -180,3 +180,13 @@ def test_a_wrong_argument_is_an_error_that_names_it(name: str, value: object) ->
         RetryPolicy(**{name: value})  # type: ignore[arg-type]
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
+
+
+def test_a_trial_without_a_whole_checkpoint_ends_whatever_its_budget() -> None:
+    gone = dataclasses.replace(
+        fault(FaultClass.RESTORE, Cause.CHECKPOINT_MISSING),
+        exceptions=("raytrials.errors.NoCheckpointError",),
+    )
+    decision = PLAIN.decide(gone, History(max_failures=-1))
+    assert not decision.retry
+    assert "no whole checkpoint is left" in decision.reason

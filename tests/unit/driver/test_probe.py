@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.fs
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from ray import cloudpickle
 from ray.tune import Checkpoint
 
@@ -47,8 +48,14 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
     return made
 
 
+def watch(checkpoint: Checkpoint) -> tuple[WatchedCheckpoint, str]:
+    watched, key = probe.hand_out(checkpoint, 7, watched=True)
+    assert key is not None
+    return watched, key
+
+
 def test_the_worker_tells_when_it_enters_and_leaves(store: Store, checkpoint: Checkpoint) -> None:
-    watched, key = probe.watch(checkpoint)
+    watched, key = watch(checkpoint)
     assert probe.read(key) is None
     with watched.as_directory() as path:
         assert probe.read(key) == Word(Stage.ENTERED)
@@ -62,19 +69,17 @@ def test_the_worker_tells_when_it_enters_and_leaves(store: Store, checkpoint: Ch
 def test_the_worker_tells_of_an_exception_inside(
     store: Store, checkpoint: Checkpoint, error: type[BaseException]
 ) -> None:
-    watched, key = probe.watch(checkpoint)
+    watched, key = watch(checkpoint)
     with pytest.raises(error), watched.as_directory():
         raise error
     assert probe.read(key) == Word(Stage.FAILED, error.__name__)
 
 
 def test_a_copy_counts_as_a_load(store: Store, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    watched, key = probe.watch(checkpoint)
+    watched, key = watch(checkpoint)
     watched.to_directory(tmp_path / "copy")
     assert store.told == [Stage.ENTERED.value, Stage.LEFT.value]
-    watched, key = probe.watch(
-        type(checkpoint)(str(tmp_path / "gone"), pyarrow.fs.LocalFileSystem())
-    )
+    watched, key = watch(type(checkpoint)(str(tmp_path / "gone"), pyarrow.fs.LocalFileSystem()))
     with pytest.raises(FileNotFoundError):
         watched.to_directory(tmp_path / "copy")
     assert probe.read(key) == Word(Stage.FAILED, "FileNotFoundError")
@@ -83,7 +88,7 @@ def test_a_copy_counts_as_a_load(store: Store, checkpoint: Checkpoint, tmp_path:
 def test_a_copy_inside_the_block_does_not_end_it(
     store: Store, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    watched, key = probe.watch(checkpoint)
+    watched, key = watch(checkpoint)
     with watched.as_directory():
         watched.to_directory(tmp_path / "copy")
         assert probe.read(key) == Word(Stage.ENTERED)
@@ -94,7 +99,7 @@ def test_a_copy_inside_the_block_does_not_end_it(
 def test_the_watch_travels_to_the_worker(
     store: Store, checkpoint: Checkpoint, pickler: object
 ) -> None:
-    watched, key = probe.watch(checkpoint)
+    watched, key = watch(checkpoint)
     assert isinstance(watched, type(checkpoint))
     copy = pickler.loads(pickler.dumps(watched))  # type: ignore[attr-defined]
     assert isinstance(copy, type(checkpoint))
@@ -105,7 +110,7 @@ def test_the_watch_travels_to_the_worker(
 def test_a_watched_checkpoint_that_is_saved_again_is_a_plain_one(
     store: Store, checkpoint: Checkpoint
 ) -> None:
-    watched, _ = probe.watch(checkpoint)
+    watched, _ = watch(checkpoint)
     saved = type(watched)(path=checkpoint.path, filesystem=checkpoint.filesystem)
     with saved.as_directory():
         assert store.told == []
@@ -115,8 +120,8 @@ def test_a_watched_checkpoint_that_is_saved_again_is_a_plain_one(
 
 
 def test_watching_twice_gives_one_watch(store: Store, checkpoint: Checkpoint) -> None:
-    once, _ = probe.watch(checkpoint)
-    twice, key = probe.watch(once)
+    once, _ = watch(checkpoint)
+    twice, key = watch(once)
     assert type(twice) is type(once)
     with twice.as_directory():
         assert probe.read(key) == Word(Stage.ENTERED)
@@ -130,9 +135,41 @@ def test_a_cluster_that_does_not_listen_does_not_break_the_users_code(
 
     for name in ("kv_put", "kv_get", "kv_del"):
         monkeypatch.setattr(_ray, name, silent)
-    watched, key = probe.watch(checkpoint)
+    watched, key = watch(checkpoint)
     with watched.as_directory():
         pass
     assert isinstance(watched, WatchedCheckpoint)
     assert probe.read(key) is None
     probe.forget(key)
+
+
+def test_a_checkpoint_that_is_not_watched_tells_nothing_and_brings_its_iteration(
+    store: Store, checkpoint: Checkpoint
+) -> None:
+    handed_out, key = probe.hand_out(checkpoint, 7, watched=False)
+    assert key is None
+    copy = pickle.loads(pickle.dumps(handed_out))
+    assert copy.start_iteration == 7
+    with copy.as_directory():
+        assert store.told == []
+
+
+def test_files_that_were_downloaded_when_they_were_checked_are_given_out_once(
+    store: Store, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    # What fsspec wraps is no local disk for Ray: it downloads to a directory of the checkpoint's.
+    remote = type(checkpoint)(
+        checkpoint.path, pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(LocalFileSystem()))
+    )
+    watched, _ = watch(remote)
+    Path(watched.download_path).mkdir()
+    Path(watched.download_path, "file").write_text("checked")
+    watched.downloaded_mark.touch()
+    copy = watched.to_directory(tmp_path / "copy")
+    assert Path(copy, "file").read_text() == "checked"
+    with watched.as_directory() as path:
+        assert Path(path, "file").read_text() == "checked"
+    with watched.as_directory() as path:
+        assert Path(path, "file").read_text() == "content"
+    assert not Path(watched.download_path).exists()
+    assert not watched.downloaded_mark.exists()
