@@ -311,6 +311,6 @@ class NoCheckpointError(RaytrialsError):
 
     def __str__(self) -> str:
         return (
-            f"Trial {self.trial_id} has no whole checkpoint left ({'; '.join(self.problems)}). To start it from the "
-            "beginning instead, set RAYTRIALS_RESTART_WITHOUT_CHECKPOINT=1."
+            f"Trial {self.trial_id} has no whole checkpoint left ({'; '.join(self.problems)}). To "
+            "start it from the beginning instead, set RAYTRIALS_RESTART_WITHOUT_CHECKPOINT=1."
         )
