@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raytrials.core.retry import RetryPolicy
     from raytrials.core.rule import Rule
     from raytrials.errors import ActorError, Fatal, RaytrialsError, RestoreError, TrainingError
+    from raytrials.store.refreshing import refreshing_filesystem
     from raytrials.tuner import Tuner
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _HOMES = {
     "Rule": "raytrials.core.rule",
     "TrainingError": "raytrials.errors",
     "Tuner": "raytrials.tuner",
+    "refreshing_filesystem": "raytrials.store.refreshing",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Rule",
     "TrainingError",
     "Tuner",
+    "refreshing_filesystem",
 ]
 
 

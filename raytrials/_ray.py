@@ -229,6 +229,11 @@ def fit_resume(run: Callable[..., Any]) -> Callable[..., Any]:
     return rebind(TunerInternal._fit_resume, run=run)
 
 
+def initialise_internal(storage: type[StorageContext]) -> Callable[..., None]:
+    """Return `TunerInternal.__init__`, which looks for the storage, with another class for it."""
+    return rebind(TunerInternal.__init__, StorageContext=storage)
+
+
 def analysis_of(grid: ResultGrid) -> Any:
     """Return the `ExperimentAnalysis` that a result grid was made of (`_experiment_analysis`)."""
     return grid._experiment_analysis

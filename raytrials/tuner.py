@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow.fs
 from ray import tune
 from ray.tune import ResultGrid, ResumeConfig, RunConfig, Trainable, TuneConfig
 
@@ -16,6 +15,7 @@ from raytrials.core.retry import RetryPolicy
 from raytrials.driver.launch import TunerInternal, resolve_policy
 from raytrials.driver.result import TrialResultGrid
 from raytrials.errors import ConfigurationError, UnserializableError, UnsupportedPathError
+from raytrials.store.disk import is_known_to_pyarrow, resolve
 
 TrainableLike = str | Callable[..., Any] | type[Trainable]
 
@@ -26,6 +26,10 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
     Takes what `ray.tune.Tuner` takes and does what it does; searchers, schedulers, stoppers and
     callbacks work unchanged. Failures are typed and charged as `docs/failures.md` says, and results
     are :class:`raytrials.driver.result.TrialResult`, which show each trial's faults.
+
+    `RunConfig(storage_path=...)` may also be a URL of fsspec whose package is installed, and
+    `RunConfig(storage_filesystem=...)` a filesystem of fsspec, or one that renews its credentials
+    (`raytrials.refreshing_filesystem`).
 
     Args:
         trainable: as in Ray.
@@ -58,6 +62,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         if _tuner_internal is None:
             _check_policy(retry_policy)
             _check_inputs(param_space, run_config)
+            run_config = _with_storage(run_config)
             _tuner_internal = TunerInternal(
                 retry_policy=retry_policy,
                 trainable=trainable,
@@ -83,14 +88,15 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         resume_errored: bool = False,  # noqa: FBT001, FBT002
         restart_errored: bool = False,  # noqa: FBT001, FBT002
         param_space: dict[str, Any] | None = None,
-        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        storage_filesystem: Any = None,
         _resume_config: ResumeConfig | None = None,
         *,
         retry_policy: RetryPolicy | None = None,
     ) -> Tuner:
         """Return a tuner that continues the experiment at `path`.
 
-        Args as in `ray.tune.Tuner.restore`; `retry_policy` as in the constructor (a policy is not
+        Args as in `ray.tune.Tuner.restore`; `path` and `storage_filesystem` may be fsspec's, as in
+        the constructor; `retry_policy` as in the constructor (a policy is not
         saved with the experiment). What each trial has spent survives; a trial resumed by
         `resume_errored` starts with fresh budgets, and keeps its ledger of faults.
 
@@ -106,9 +112,10 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
             errored = kinds.RESUME
         elif restart_errored:
             errored = kinds.RESTART
+        path, storage_filesystem = _storage_of(path, storage_filesystem)
         internal = TunerInternal(
             retry_policy=retry_policy,
-            restore_path=os.fspath(path),
+            restore_path=path,
             resume_config=_resume_config or ResumeConfig(unfinished=unfinished, errored=errored),
             trainable=trainable,
             param_space=param_space,
@@ -168,3 +175,36 @@ def _check_inputs(param_space: object, run_config: RunConfig | None) -> None:
             max_failures,
             "a whole number, 0 or more, or -1 for no limit",
         )
+
+
+def _with_storage(run_config: RunConfig | None) -> RunConfig | None:
+    """Return a configuration whose storage Ray can use, also when fsspec alone knows it."""
+    if run_config is None or run_config.storage_path is None:
+        return run_config
+    path, filesystem = _storage_of(run_config.storage_path, run_config.storage_filesystem)
+    own = copy.copy(run_config)
+    own.storage_path, own.storage_filesystem = path, filesystem
+    return own
+
+
+def _storage_of(path: str | os.PathLike[str], filesystem: Any) -> tuple[str, Any]:
+    """Return a storage path and its filesystem as Ray takes them; None where Ray finds it itself.
+
+    Raises:
+        ConfigurationError: nobody knows the scheme, its package is missing, or it is no filesystem.
+    """
+    text = os.fspath(path)
+    try:
+        if filesystem is None and is_known_to_pyarrow(text):
+            return text, None
+        resolved, on_it = resolve(text, filesystem)
+    except (ImportError, TypeError, ValueError) as error:
+        what = "storage_path" if filesystem is None else "storage_filesystem"
+        value = text if filesystem is None else filesystem
+        raise ConfigurationError(
+            what,
+            value,
+            f"a path, a URI of pyarrow or a URL of fsspec whose package is installed, or a "
+            f"filesystem of pyarrow or fsspec ({error})",
+        ) from error
+    return on_it, resolved

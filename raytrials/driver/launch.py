@@ -16,6 +16,7 @@ from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
 from raytrials.driver.checkpoints import Checkpoints
 from raytrials.driver.controller import Controller
+from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageUnwritableError, UnserializableError
 from raytrials.rulefile import read_rules
@@ -39,7 +40,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
     def __init__(self, retry_policy: RetryPolicy | None = None, **kwargs: Any) -> None:
         self._retry_policy = retry_policy
         try:
-            super().__init__(**kwargs)
+            _ray.initialise_internal(TrialStorage)(self, **kwargs)
         except _STORAGE_ERRORS as error:
             if kwargs.get("restore_path"):
                 raise
@@ -102,12 +103,18 @@ def _experiment_class(context: FitContext) -> type[_ray.Experiment]:
     return ObservedExperiment
 
 
+class _Experiment(_ray.Experiment):  # type: ignore[misc]
+    """Ray's experiment, on a storage that need not take empty files."""
+
+    _storage_context_cls = TrialStorage
+
+
 def _make_experiment(kwargs: dict[str, Any]) -> _ray.Experiment:
     """Return Ray's experiment, with its trainable registered whatever other threads register."""
     for remaining in reversed(range(_REGISTRY_TRIES)):
         try:
             with _registry_lock:
-                experiment = _ray.Experiment(**kwargs)
+                experiment = _Experiment(**kwargs)
         except _STORAGE_ERRORS as error:
             raise StorageUnwritableError(str(kwargs.get("storage_path")), str(error)) from error
         except RuntimeError as error:

@@ -88,7 +88,7 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
     def _create_validation_file(self) -> None:
         try:
             super()._create_validation_file()
-        except OSError:
+        except Exception:  # noqa: BLE001 - whatever a filesystem raises
             # Some stores take no empty files, and Ray's marker is one.
             marker = _ray.validation_file_of(self)
             with self.storage_filesystem.open_output_stream(marker) as stream:

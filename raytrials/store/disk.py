@@ -412,6 +412,17 @@ def resolve(
     return found, path
 
 
+def is_known_to_pyarrow(location: str) -> bool:
+    """Whether pyarrow itself resolves a path or URI."""
+    if "://" not in location:
+        return True
+    try:
+        pyarrow.fs.FileSystem.from_uri(location)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+        return False
+    return True
+
+
 def as_pyarrow(filesystem: Any) -> pyarrow.fs.FileSystem:
     """Return a filesystem of pyarrow or fsspec as one of pyarrow.
 

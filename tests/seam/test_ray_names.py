@@ -145,6 +145,16 @@ def test_run_and_the_internal_tuner_read_the_names_that_we_rebind() -> None:
     assert "run" in tuner_internal.TunerInternal._fit_resume.__code__.co_names
 
 
+def test_the_storage_context_can_be_replaced_where_ray_makes_one() -> None:
+    assert "StorageContext" in tuner_internal.TunerInternal.__init__.__code__.co_names
+    assert _ray.Experiment._storage_context_cls is _ray.StorageContext
+
+
+def test_registering_a_checkpoint_deletes_by_the_name_that_we_rebind() -> None:
+    register = _ray._CheckpointManager.register_checkpoint
+    assert "_delete_fs_path" in register.__code__.co_names
+
+
 def test_the_rebound_run_names_ours_and_leaves_rays_alone() -> None:
     copy = _ray.tune_run(Controller, _ray.Experiment)
     assert copy.__globals__["run"] is copy
