@@ -272,10 +272,11 @@ class Checkpoints:
                 f"{directory}/{name}", filesystem=trial.storage.storage_filesystem
             )
             finding = self._look(checkpoint)
-            if finding.manifest is None or _owner_problem(trial, checkpoint.path, finding):
-                continue  # a leftover, or not this trial's
-            if finding.verdict is not Verdict.VERIFIED:
-                self.charge(trial, checkpoint, finding.problem, Cause.CHECKPOINT_CORRUPT)
+            if finding.verdict in {Verdict.MISSING, Verdict.INCOMPLETE}:
+                continue  # a leftover
+            problem = finding.problem or _owner_problem(trial, checkpoint.path, finding)
+            if problem or finding.manifest is None:
+                self.charge(trial, checkpoint, problem, Cause.CHECKPOINT_CORRUPT)
             elif finding.manifest.header.attempt >= account.adopts_from:
                 found.append(_result_of(checkpoint, finding.manifest))
         return found

@@ -142,6 +142,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def on_restoring(self) -> None:
         """What happens to the attempt from here on happens to its restore."""
         self.phase = Phase.RESTORING
+        self._forget_probe()
 
     def on_stopping(self) -> None:
         """The trial was told to stop."""
