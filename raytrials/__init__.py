@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raytrials.core.retry import RetryPolicy
     from raytrials.core.rule import Rule
     from raytrials.errors import ActorError, Fatal, RaytrialsError, RestoreError, TrainingError
+    from raytrials.store.audit import verify
     from raytrials.tuner import Tuner
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _HOMES = {
     "Rule": "raytrials.core.rule",
     "TrainingError": "raytrials.errors",
     "Tuner": "raytrials.tuner",
+    "verify": "raytrials.store.audit",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Rule",
     "TrainingError",
     "Tuner",
+    "verify",
 ]
 
 

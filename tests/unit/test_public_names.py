@@ -20,6 +20,7 @@ PUBLIC = {
     "Rule",
     "TrainingError",
     "Tuner",
+    "verify",
 }
 
 
