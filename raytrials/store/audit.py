@@ -11,7 +11,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,18 @@ def verify(
     scope = Scope.find(disk, found, location, root)
     saved = scope.read_saved(disk)
     auditor = _Auditor(disk, found if sweep else None, full, scope, saved)
-    return Audit(location, full, auditor.audit())
+    trials = auditor.audit()
+    if auditor.missing:
+        _refuse_unreadable(auditor.missing, Scope.find(disk, found, location, root))
+    return Audit(location, full, trials)
+
+
+def _refuse_unreadable(missing: Sequence[tuple[str, str]], scope: Scope) -> None:
+    """Raise unless what was missing was deleted meanwhile: else it would pass for good."""
+    for trial, name in missing:
+        if name in scope.trials.get(trial, ()):
+            path = posixpath.join(scope.experiment, trial, name)
+            raise StorageError("verifying", path, "refused", "It is listed, and nothing is in it.")
 
 
 def _open(location: str, filesystem: Any) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -205,6 +216,7 @@ class _Auditor:
     full: bool
     scope: Scope
     saved: Mapping[str, SavedTrial]
+    missing: list[tuple[str, str]] = field(default_factory=list)
 
     def audit(self) -> tuple[AuditedTrial, ...]:
         trials: dict[str, list[AuditedCheckpoint]] = {
@@ -214,8 +226,10 @@ class _Auditor:
         # A full look reads the files of one checkpoint in parallel, a quick one many checkpoints.
         with ThreadPoolExecutor(1 if self.full else THREADS) as pool:
             found = pool.map(lambda pair: self._checkpoint(*pair), pairs)
-            for (trial, _), checkpoint in zip(pairs, found, strict=True):
-                if checkpoint is not None:
+            for (trial, name), checkpoint in zip(pairs, found, strict=True):
+                if checkpoint is None:
+                    self.missing.append((trial, name))
+                else:
                     trials[trial].append(checkpoint)
         return tuple(
             AuditedTrial(trial, self._trial_id(trial), tuple(checkpoints))

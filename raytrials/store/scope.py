@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pyarrow.fs
 
-from raytrials.errors import NotAnExperimentError
+from raytrials.errors import NotAnExperimentError, StorageError
 from raytrials.store.checkpoint import REMOVED, STAGING
 from raytrials.store.disk import Disk
 from raytrials.store.manifest import MANIFEST, index_of
@@ -35,7 +35,7 @@ class Scope:
     """What is to be looked at.
 
     Attributes:
-        experiment: the experiment's directory; "" if there can be none.
+        experiment: the experiment's directory.
         trials: names of checkpoints, by the name of their trial's directory.
         has_manifests: whether any manifest is there.
     """
@@ -77,9 +77,12 @@ class Scope:
 
     def read_saved(self, disk: Disk) -> dict[str, SavedTrial]:
         """Return what Ray saved of the trials, by the names of their directories."""
-        if not self.experiment:
-            return {}
-        names = on(disk, "listing", self.experiment, lambda: disk.list_names(self.experiment))
+        try:
+            names = on(disk, "listing", self.experiment, lambda: disk.list_names(self.experiment))
+        except StorageError:
+            if self.experiment:
+                raise
+            return {}  # beside a bucket there is no state; beside a subtree's first level there is
         return read_saved(disk, self.experiment, names, retry_s=RETRY_S)
 
 

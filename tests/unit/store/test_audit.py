@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import fsspec
 import pyarrow.fs
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.registry import known_implementations
 from support.experiments import FILES, Experiment, saved
 
@@ -23,7 +25,7 @@ from raytrials.errors import (
     NotAnExperimentError,
     StorageError,
 )
-from raytrials.store import scope
+from raytrials.store import disk, scope
 from raytrials.store.audit import Audit
 from raytrials.store.checkpoint import Verdict
 from raytrials.store.disk import as_pyarrow
@@ -406,16 +408,67 @@ def test_files_that_go_while_they_are_read_are_no_damage(
     experiment.commit("a", 2)
     inspect = raytrials.store.audit.inspect
 
-    def deleted_meanwhile(disk: Any, path: str, *, full: bool) -> Any:
+    def deleted_meanwhile(port: Any, path: str, *, full: bool) -> Any:
         if path == str(gone) and gone.exists():
             (gone / "weights.bin").unlink()
-            finding = inspect(disk, path, full=full)
+            finding = inspect(port, path, full=full)
             gone.rename(tmp_path / "elsewhere")
             return finding
-        return inspect(disk, path, full=full)
+        return inspect(port, path, full=full)
 
     monkeypatch.setattr(raytrials.store.audit, "inspect", deleted_meanwhile)
     assert verdicts(raytrials.verify(tmp_path)) == {"a/checkpoint_000002": "verified"}
+    assert not gone.exists()
+
+
+def test_a_file_that_goes_while_it_is_listed_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(pyarrow.fs.LocalFileSystem(), str(tmp_path))
+    experiment.commit("a", 1)
+    experiment.write(b"", "a", "progress.csv")
+    scan = os.scandir
+
+    class Gone:
+        name = "progress.csv"
+
+        def is_file(self) -> bool:
+            return True
+
+        def is_dir(self) -> bool:
+            return False
+
+        def stat(self) -> Any:
+            raise FileNotFoundError(self.name)
+
+    @contextlib.contextmanager
+    def scandir(path: str) -> Iterator[list[Any]]:
+        with scan(path) as entries:
+            yield [Gone() if entry.name == Gone.name else entry for entry in entries]
+
+    monkeypatch.setattr(disk.os, "scandir", scandir)
+    assert verify(experiment).counts[Verdict.VERIFIED] == 1
+
+
+@pytest.mark.parametrize("path", ["a", "/a"])
+def test_the_saved_state_beside_a_trial_on_the_first_level_is_read(
+    tmp_path: Path, path: str
+) -> None:
+    experiment = Experiment(pyarrow.fs.LocalFileSystem(), str(tmp_path))
+    experiment.commit("a", 1)
+    experiment.save_state(saved("a", account=ACCOUNT))
+    subtree = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    assert raytrials.verify(path, filesystem=subtree).trials[0].trial_id == "id-a"
+
+
+def test_what_is_listed_and_cannot_be_read_does_not_pass_for_good() -> None:
+    memory = fsspec.filesystem("memory")
+    top = f"/{uuid.uuid4().hex}"
+    Experiment(as_pyarrow(memory), top).commit("a", 1)
+    # It takes "/" for its own first level in a listing, and not in a name.
+    with pytest.raises(StorageError, match="It is listed, and nothing is in it"):
+        raytrials.verify("/", filesystem=DirFileSystem(top, memory))
+    memory.rm(top, recursive=True)
 
 
 WITHOUT_RAY = """
