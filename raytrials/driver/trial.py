@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 _TRIAL_ID = "trial_id"
 
+_WORKER_UNSEEN = {Cause.NODE_LOST, Cause.PREEMPTED, Cause.ACTOR_UNAVAILABLE, Cause.HUNG}
+"""Causes after which nobody knows that the worker is gone."""
+
 DEATH_DECISION_S = 3.0
 """How long the charge of a worker's death stays open, in which its node may turn out dead too."""
 
@@ -128,6 +131,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             if self._exploits():
                 self.account.adopts_from = self.account.attempt
             self.context.checkpoints.name_attempt(self)
+            if self.account.attempt > 1 and self.context.retention is not None:
+                self.context.retention.sweep(self.context.checkpoints.leftovers(self))
             self.invalidate_json_state()
 
     def _exploits(self) -> bool:
@@ -350,6 +355,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def _book(self, fault: Fault, cause: Cause, error: TrialError) -> None:
         fault = dataclasses.replace(fault, cause=cause)
         error = _with_cause(error, cause)
+        self.account.may_be_alive |= cause in _WORKER_UNSEEN
         decision = self.context.policy.decide(fault, self.account.history)
         self._decision = decision
         self.account.booked(ChargedFault.book(fault, decision.charge, decision.reason))

@@ -26,6 +26,7 @@ from raytrials.store.manifest import (
     Manifest,
     checkpoint_name,
     digest_of,
+    index_of,
 )
 from raytrials.store.retrying import retry
 
@@ -34,6 +35,15 @@ REMOVED = ".removed-"
 
 _OUTSIDE = frozenset({MANIFEST, RAY_METADATA})
 """Files of a checkpoint that its manifest does not list."""
+
+
+def index_in(name: str) -> int | None:
+    """Return the index in the name of a checkpoint, staged or removed ones included."""
+    index = index_of(name)
+    if index is None and name.startswith((STAGING, REMOVED)):
+        digits = name.split("-")[1]
+        index = int(digits) if digits.isdigit() else None
+    return index
 
 
 class Verdict(str, Enum):

@@ -158,8 +158,9 @@ class LocalDisk(Disk):
         found: dict[str, Entry] = {}
         for name, entry in self._walk(self._at(path)):
             if entry.is_file():
-                stat = entry.stat()
-                found[name] = Entry(stat.st_size, stat.st_mtime, stat.st_mtime_ns)
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    stat = entry.stat()
+                    found[name] = Entry(stat.st_size, stat.st_mtime, stat.st_mtime_ns)
         return found
 
     def list_names(self, path: str) -> set[str]:

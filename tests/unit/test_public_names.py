@@ -21,6 +21,7 @@ PUBLIC = {
     "TrainingError",
     "Tuner",
     "refreshing_filesystem",
+    "verify",
 }
 
 
