@@ -164,6 +164,10 @@ class Retention:
             future.exception()
         self._collect()
 
+    def close(self) -> None:
+        """Wait for what runs, and start nothing more."""
+        self._pool.shutdown()
+
     def _collect(self) -> None:
         for future, job in [one for one in self._running.items() if one[0].done()]:
             del self._running[future]
