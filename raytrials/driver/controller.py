@@ -265,8 +265,13 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         Also when an exception ends the fit: whoever restores the experiment next must not read a
         state that is half uploaded.
         """
-        super().cleanup()
-        self._retention.close()
+        try:
+            super().cleanup()
+        finally:
+            self._retention.close()
+            self._wait_for_upload()
+
+    def _wait_for_upload(self) -> None:
         try:
             self._syncer.wait()
         except Exception:
