@@ -77,14 +77,14 @@ def fail_share(share: float, error: BaseException, *, seed: int) -> Fault:
 
 
 def fill_up(capacity_bytes: int) -> Fault:
-    """Let the disk be full once so many bytes were written."""
+    """Let what would make it more than so many bytes find the disk full."""
     written = 0
 
     def fault(operation: Operation) -> None:
         nonlocal written
-        written += operation.size
-        if written > capacity_bytes:
+        if operation.size and written + operation.size > capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), operation.path)
+        written += operation.size
 
     return fault
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-import pyarrow
+import pyarrow as pa
 import pytest
 from support.disks import Clock
 
@@ -94,8 +94,8 @@ def test_without_time_it_is_tried_once(clock: Clock) -> None:
         (IsADirectoryError("/x"), "refused"),
         (NotADirectoryError("/x"), "refused"),
         (OSError(errno.ENAMETOOLONG, "long"), "refused"),
-        (pyarrow.ArrowInvalid("bad"), "refused"),
-        (pyarrow.ArrowNotImplementedError("none"), "refused"),
+        (pa.ArrowInvalid("bad"), "refused"),
+        (pa.ArrowNotImplementedError("none"), "refused"),
         (KeyError("x"), "refused"),
     ],
     ids=repr,
