@@ -153,7 +153,8 @@ class _File:
         self.durable = b""
 
     def crash(self, luck: random.Random | None) -> None:
-        if luck is not None and luck.random() < 0.5:  # noqa: PLR2004 - a coin
+        unsynced = self.data != self.durable
+        if luck is not None and unsynced and luck.choice((True, False)):
             self.durable = bytes(self.data[: luck.randint(0, len(self.data))])
         self.data = bytearray(self.durable)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
 
 from raytrials.chaos.conformance import put
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
+from raytrials.store.disk import Disk
 
 
 @pytest.fixture
@@ -16,6 +18,12 @@ def disk() -> FakeLocal:
     disk.make_directory("/d/below")
     disk.sync("/d")
     return disk
+
+
+def write_half(disk: Disk, error: type[BaseException]) -> None:
+    with contextlib.suppress(error), disk.create("/d/file") as writer:
+        writer.write(memoryview(b"half"))
+        raise error
 
 
 def test_a_synced_name_of_a_whole_file_survives(disk: FakeLocal) -> None:
@@ -44,9 +52,7 @@ def test_a_synced_name_may_lead_to_nothing(disk: FakeLocal) -> None:
 def test_a_file_that_is_written_again_falls_back_to_what_it_was(disk: FakeLocal) -> None:
     disk.write("/d/file", b"old")
     disk.sync("/d")
-    with pytest.raises(ZeroDivisionError), disk.create("/d/file") as writer:
-        writer.write(memoryview(b"new"))
-        raise ZeroDivisionError
+    write_half(disk, ZeroDivisionError)
     disk.crash()
     assert disk.read("/d/file") == b"old"
 
@@ -72,18 +78,24 @@ def test_with_luck_some_of_it_survives_in_the_order_it_was_done() -> None:
     seen = set()
     for seed in range(40):
         disk = FakeLocal()
-        put(disk, "", {name: b"x" for name in "abc"})
+        put(disk, "", dict.fromkeys("abc", b"x"))
         disk.crash(random.Random(seed))
         seen.add("".join(sorted(disk.list_names("/"))))
     assert seen == {"", "a", "ab", "abc"}
 
 
+def test_luck_takes_nothing_of_what_was_synced(disk: FakeLocal) -> None:
+    disk.write("/d/file", b"content")
+    disk.sync("/d")
+    for seed in range(20):
+        disk.crash(random.Random(seed))
+        assert disk.read("/d/file") == b"content"
+
+
 def test_a_writer_that_fails_puts_what_it_has_and_a_dead_process_puts_nothing() -> None:
     for error, expected in ((OSError, {"file"}), (KeyboardInterrupt, set())):
         store = FakeObjectStore()
-        with pytest.raises(error), store.create("/d/file") as writer:
-            writer.write(memoryview(b"half"))
-            raise error
+        write_half(store, error)
         assert store.list_names("/d") == expected
 
 
