@@ -183,8 +183,9 @@ class Faulty(Disk):
             self._disk.delete_file(path)
 
     def delete_tree(self, path: str) -> None:
-        # File by file, as real ones do it, so that it can end in the middle.
-        for name in self._disk.list_files(path):
+        # File by file, as real ones do it, so that it can end in the middle; nobody promises an
+        # order, and in this one a manifest, whose name begins with a dot, goes last.
+        for name in sorted(self._disk.list_files(path), reverse=True):
             self.delete_file(f"{path}/{name}")
         with self._operation("delete_tree", path):
             self._disk.delete_tree(path)

@@ -118,7 +118,7 @@ def store_without_empty_files() -> FakeObjectStore:
 WAYS: dict[str, tuple[Callable[[], Fake], Callable[[Fake], None]]] = {
     "local, process": (FakeLocal, keep_running),
     "local, power": (FakeLocal, lose_power),
-    **{f"local, luck {n}": (FakeLocal, lose_power_with_luck(n)) for n in range(4)},
+    **{f"local, luck {n}": (FakeLocal, lose_power_with_luck(n)) for n in range(2)},
     "store": (FakeObjectStore, keep_running),
     "store without empty files": (store_without_empty_files, keep_running),
 }

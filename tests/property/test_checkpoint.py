@@ -13,6 +13,7 @@ from raytrials.store.checkpoint import Verdict, fetch, inspect
 from raytrials.store.disk import Disk, LocalDisk
 from raytrials.store.manifest import MANIFEST, Manifest
 
+patient = settings(deadline=None, max_examples=60)  # a busy machine may take its time
 names = st.sampled_from(["a", "b.gz", "c/d", "c/e f", "g/h/ï"])
 contents = st.dictionaries(names, st.binary(max_size=64), min_size=1)
 kinds = st.sampled_from([FakeLocal, FakeObjectStore])
@@ -36,6 +37,7 @@ def assert_fetched_or_found(disk: Disk, manifest: Manifest, committed: dict[str,
         assert fetched == committed
 
 
+@patient
 @given(kinds, contents)
 def test_an_untouched_checkpoint_is_whole(kind: type[Disk], committed: dict[str, bytes]) -> None:
     disk = kind()
@@ -46,7 +48,7 @@ def test_an_untouched_checkpoint_is_whole(kind: type[Disk], committed: dict[str,
     assert_fetched_or_found(disk, manifest, committed)
 
 
-@settings(max_examples=150)
+@settings(patient, max_examples=150)
 @given(kinds, contents, st.data())
 def test_a_changed_byte_is_found(
     kind: type[Disk], committed: dict[str, bytes], data: st.DataObject
@@ -73,6 +75,7 @@ def test_any_changed_byte_of_a_manifest_is_found() -> None:
             assert inspect(disk, path_of(), full=True).verdict is Verdict.CORRUPT
 
 
+@patient
 @given(kinds, contents, st.data())
 def test_a_truncated_file_is_found(
     kind: type[Disk], committed: dict[str, bytes], data: st.DataObject
@@ -86,6 +89,7 @@ def test_a_truncated_file_is_found(
     assert_found(disk, manifest, committed)
 
 
+@patient
 @given(kinds, contents, st.data())
 def test_a_deleted_file_is_found(
     kind: type[Disk], committed: dict[str, bytes], data: st.DataObject
@@ -102,6 +106,7 @@ def test_a_deleted_file_is_found(
         assert_found(disk, manifest, committed)
 
 
+@patient
 @given(kinds, contents, st.sampled_from(["z", "c/z", ".z", "c/.metadata.json"]), st.binary())
 def test_an_extra_file_is_found(
     kind: type[Disk], committed: dict[str, bytes], name: str, extra: bytes
@@ -114,6 +119,7 @@ def test_an_extra_file_is_found(
     assert_found(disk, manifest, committed)
 
 
+@patient
 @given(kinds, st.binary(max_size=64), st.binary(max_size=64), st.data())
 def test_a_file_of_another_checkpoint_is_found(
     kind: type[Disk], mine: bytes, other: bytes, data: st.DataObject
