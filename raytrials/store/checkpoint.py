@@ -390,6 +390,9 @@ def fetch(disk: Disk, path: str, manifest: Manifest, target: str) -> str:
     Returns:
         What is wrong with it, as in :class:`Finding`; "" if nothing is, and then `target` holds
         what was committed, and Ray's metadata as it is now.
+
+    Raises:
+        Exception: what a filesystem raised; that says nothing of the checkpoint.
     """
     local = LocalDisk(fsync=False)
     problems = dict.fromkeys(manifest.files, "")

@@ -176,9 +176,16 @@ class LocalDisk(Disk):
     def list_directories(self, path: str) -> list[str]:
         return [name for name, entry in self._walk(self._at(path)) if entry.is_dir()]
 
-    def _walk(self, top: str, below: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    def _walk(
+        self, top: str, below: str = "", above: tuple[tuple[int, int], ...] = ()
+    ) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        path = f"{top}/{below}" if below else top
         try:
-            with os.scandir(f"{top}/{below}" if below else top) as scan:
+            stat = os.stat(path)  # noqa: PTH116 - once for each directory
+            if (stat.st_dev, stat.st_ino) in above:
+                return  # a link to where it stands
+            above = (*above, (stat.st_dev, stat.st_ino))
+            with os.scandir(path) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -186,7 +193,7 @@ class LocalDisk(Disk):
             name = f"{below}/{entry.name}" if below else entry.name
             yield name, entry
             if entry.is_dir():
-                yield from self._walk(top, name)
+                yield from self._walk(top, name, above)
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[Reader]:

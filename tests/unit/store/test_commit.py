@@ -179,6 +179,17 @@ def test_a_source_that_changes_meanwhile_is_an_error(
     assert verdict(disk) in {Verdict.MISSING, Verdict.INCOMPLETE}
 
 
+def test_a_source_whose_listing_hides_a_change_is_found_by_its_bytes() -> None:
+    reported = FakeObjectStore()
+    put(reported, SOURCE, FILES)
+    disk = FakeLocal()
+    with reported.stale_listings():
+        reported.write(f"{SOURCE}/model.pt", b"longer" * 1000)
+        with pytest.raises(SourceChangedError, match="had 5000 bytes, then 6000"):
+            commit(disk, TRIAL, header(), (reported, SOURCE), retry_s=60)
+    assert verdict(disk) is Verdict.MISSING
+
+
 def test_a_store_that_takes_no_empty_files_is_told_of_them_by_the_manifest() -> None:
     disk = FakeObjectStore(takes_empty_files=False)
     manifest = save(disk, {**FILES, "__init__.py": b""}, retry_s=60)

@@ -157,6 +157,18 @@ def test_directories_above_a_new_one_are_durable(tmp_path: Path, synced: Synced)
     assert synced.paths == [tmp_path.name, "a"]
 
 
+def test_links_that_lead_back_or_nowhere_are_not_followed(tmp_path: Path) -> None:
+    disk = LocalDisk()
+    put(disk, str(tmp_path), {"a/file": b"x", "b/file": b"x"})
+    (tmp_path / "a" / "self").symlink_to(".")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "a" / "b").symlink_to("../b")
+    (tmp_path / "b" / "a").symlink_to("../a")
+    (tmp_path / "nowhere").symlink_to("none")
+    found = set(disk.list_files(str(tmp_path)))
+    assert found == {"a/file", "a/b/file", "b/file", "b/a/file"}
+
+
 def test_a_tree_that_another_deletes_too_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
