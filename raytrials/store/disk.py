@@ -161,8 +161,8 @@ class LocalDisk(Disk):
     def list_files(self, path: str) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         for name, entry in self._walk(self._at(path)):
-            with contextlib.suppress(FileNotFoundError):  # deleted since
-                if entry.is_file():
+            if entry.is_file():
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     stat = entry.stat()
                     found[name] = Entry(stat.st_size, stat.st_mtime, stat.st_mtime_ns)
         return found
