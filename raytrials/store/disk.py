@@ -286,7 +286,6 @@ class ObjectDisk(Disk):
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem) -> None:
         self._filesystem = filesystem
-        self._fsspec, self._prefix = _fsspec_of(filesystem)
 
     def list_files(self, path: str) -> dict[str, Entry]:
         return {
@@ -329,8 +328,9 @@ class ObjectDisk(Disk):
 
     def _forget(self) -> None:
         # Many of fsspec's filesystems answer with what they once listed.
-        if self._fsspec is not None:
-            self._fsspec.invalidate_cache()
+        inner, _ = _fsspec_of(self._filesystem)
+        if inner is not None:
+            inner.invalidate_cache()
 
     def open(self, path: str) -> contextlib.AbstractContextManager[Reader]:
         return _open_pyarrow(self._filesystem, path)
@@ -358,16 +358,18 @@ class ObjectDisk(Disk):
     def delete_file(self, path: str) -> None:
         if not self._exists(path):
             return
-        if self._fsspec is None:
+        inner, prefix = _fsspec_of(self._filesystem)
+        if inner is None:
             self._filesystem.delete_file(path)
         else:
             # Its `rm`, which pyarrow calls, would take the path for a pattern.
-            self._fsspec.rm_file(_join(self._prefix, path))
+            inner.rm_file(_join(prefix, path))
 
     def delete_tree(self, path: str) -> None:
         if not self._exists(path):
             return
-        if self._fsspec is not None and glob.has_magic(path):
+        inner, prefix = _fsspec_of(self._filesystem)
+        if inner is not None and glob.has_magic(_join(prefix, path)):
             self._delete_literally(path)
             return
         with contextlib.suppress(FileNotFoundError):
@@ -375,6 +377,7 @@ class ObjectDisk(Disk):
 
     def _delete_literally(self, path: str) -> None:
         """Delete a directory whose name fsspec's `rm` takes for a pattern that others match."""
+        inner, prefix = _fsspec_of(self._filesystem)
         found = self._list(path, recursive=True)
         for info in found:
             if info.type == pyarrow.fs.FileType.File:
@@ -383,7 +386,7 @@ class ObjectDisk(Disk):
         for directory in (*sorted(directories, reverse=True), path):
             # Most stores have none, and say so.
             with contextlib.suppress(OSError, NotImplementedError):
-                self._fsspec.rmdir(_join(self._prefix, directory))
+                inner.rmdir(_join(prefix, directory))
 
     def refresh(self) -> bool:
         handler = getattr(self._filesystem, "handler", None)
@@ -397,6 +400,9 @@ def _fsspec_of(filesystem: Any) -> tuple[Any, str]:
         inner, root = _fsspec_of(filesystem.base_fs)
         return inner, _join(root, filesystem.base_path)
     handler = getattr(filesystem, "handler", None)
+    made = getattr(handler, "filesystem", None)
+    if callable(made):  # one that makes another, as in raytrials.store.refreshing
+        return _fsspec_of(made())
     return (handler.fs if isinstance(handler, pyarrow.fs.FSSpecHandler) else None), ""
 
 

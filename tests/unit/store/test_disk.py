@@ -103,16 +103,17 @@ def test_others_read_what_is_written_to_a_filesystem_as_it_is() -> None:
     assert filesystem.cat("/raw/file.gz") == b"content"
 
 
-def test_a_subtree_of_a_store_deletes_its_own_files_only() -> None:
+@pytest.mark.parametrize("root", ["/sub/tree", "/sub/[tree]"])
+def test_a_subtree_of_a_store_deletes_its_own_files_only(root: str) -> None:
     filesystem = MemoryFileSystem()
-    disk = disk_of(pyarrow.fs.SubTreeFileSystem("/sub/tree", as_pyarrow(filesystem)))
+    disk = disk_of(pyarrow.fs.SubTreeFileSystem(root, as_pyarrow(filesystem)))
     names = {"lr=[01]/a": b"x", "lr=0/a": b"x"}
     put(disk, "trial", names)
     disk.delete_file("trial/lr=[01]/a")
-    assert set(filesystem.find("/sub/tree")) == {"/sub/tree/trial/lr=0/a"}
+    assert set(filesystem.find(root)) == {f"{root}/trial/lr=0/a"}
     put(disk, "trial", names)
     disk.delete_tree("trial/lr=[01]")
-    assert set(filesystem.find("/sub/tree")) == {"/sub/tree/trial/lr=0/a"}
+    assert set(filesystem.find(root)) == {f"{root}/trial/lr=0/a"}
 
 
 class Synced:
