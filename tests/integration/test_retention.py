@@ -202,6 +202,10 @@ class Exploiting(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         self.count, self.score = 0, 0.0
 
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.setup(new_config)
+        return True
+
     def step(self) -> dict[str, Any]:
         self.count += 1
         self.score += self.config["lr"]
@@ -219,6 +223,7 @@ class Exploiting(tune.Trainable):
 
 
 @pytest.mark.usefixtures("ray_local")
+@pytest.mark.filterwarnings("ignore:Using `CheckpointConfig.num_to_keep <= 2` with PBT")
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_a_checkpoint_that_another_trial_takes_over_is_not_deleted_before(
     synchronous: bool, workspace: Path
@@ -234,7 +239,9 @@ def test_a_checkpoint_that_another_trial_takes_over_is_not_deleted_before(
         grid = Tuner(
             Exploiting,
             param_space={"lr": tune.grid_search([0.1, 1.0, 5.0]), "directory": str(workspace)},
-            tune_config=tune.TuneConfig(scheduler=scheduler, metric="score", mode="max"),
+            tune_config=tune.TuneConfig(
+                scheduler=scheduler, metric="score", mode="max", reuse_actors=True
+            ),
             run_config=run_config(workspace, "class", 1),
         ).fit()
     assert not lost
