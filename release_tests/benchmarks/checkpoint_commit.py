@@ -202,7 +202,7 @@ def verifications(source: str, place: str, rounds: int) -> dict[str, float]:
                     pass
 
     def read() -> None:
-        checkpoint.in_parallel(read_share, checkpoint.shares_of(list(sizes), sizes))
+        checkpoint.in_parallel(read_share, checkpoint.shares_of(list(sizes), sizes, local))
 
     def verify() -> None:
         finding = checkpoint.inspect(local, path, full=True)
@@ -313,7 +313,7 @@ def ratios_of(medians: dict[str, float]) -> dict[str, float]:
 def main() -> int:
     """Run the rounds, print the medians, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--case", help="only the one with this name")
     parser.add_argument("--dir", help="where to write, 6 GB or more; a temporary one by default")
