@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
+import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +20,7 @@ from enum import Enum
 import xxhash
 
 from raytrials.errors import CorruptManifestError, SourceChangedError, StorageError
-from raytrials.store.disk import CHUNK_BYTES, Disk, Entry, LocalDisk, Reader, Writer
+from raytrials.store.disk import Disk, Entry, LocalDisk, Reader, Writer
 from raytrials.store.manifest import (
     MANIFEST,
     RAY_METADATA,
@@ -184,15 +186,15 @@ class _Copy:
             self._do("making a directory", path, functools.partial(self._disk.make_directory, path))
 
     def copy_files(self) -> dict[str, FileRecord]:
-        names = list(self._entries)
+        sizes = {name: entry.size for name, entry in self._entries.items()}
         records: dict[str, FileRecord] = {}
 
         def copy_share(share: Sequence[str]) -> None:
-            buffer = memoryview(bytearray(CHUNK_BYTES))
+            buffer = buffer_for(self._source, self._disk)
             for name in share:
                 records[name] = self._copy_file(name, buffer)
 
-        in_parallel(copy_share, shares_of(names, {n: e.size for n, e in self._entries.items()}))
+        in_parallel(copy_share, shares_of(list(sizes), sizes, self._disk))
         records.pop(RAY_METADATA, None)
         return records
 
@@ -204,7 +206,7 @@ class _Copy:
                 self._source.open(f"{self._source_path}/{name}") as reader,
                 self._disk.create(target) as writer,
             ):
-                return _pump(reader, buffer, writer)
+                return _pump(reader, buffer, writer, expected)
 
         expected = self._entries[name].size
         dispensable = expected == 0 and not self._disk.has_rename
@@ -261,18 +263,27 @@ class _Copy:
         self._do("syncing", parent, lambda: self._disk.sync(parent))
 
 
-THREADS = 8
+THREADS = 16
+"""The most threads that work on a checkpoint."""
+
+FILE_BYTES = 64 * 1024
+"""What opening a file costs, in bytes that could be copied meanwhile."""
 
 
-def shares_of(names: Sequence[str], sizes: dict[str, int]) -> list[list[str]]:
+def buffer_for(*disks: Disk) -> memoryview:
+    """Return a buffer for copying between disks; its memory is taken as it is used."""
+    return memoryview(mmap.mmap(-1, max(disk.chunk_bytes for disk in disks), mmap.MAP_PRIVATE))
+
+
+def shares_of(names: Sequence[str], sizes: Mapping[str, int], disk: Disk) -> list[list[str]]:
     """Divide files among threads, the largest first, so that all have about the same to do."""
-    count = min(THREADS, len(names))
+    count = min(THREADS, len(names), disk.threads([sizes[name] for name in names]))
     shares: list[list[str]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for name in sorted(names, key=lambda name: sizes[name], reverse=True):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(name)
-        loads[lightest] += sizes[name] + 64 * 1024  # what opening a file costs, in bytes
+    loads = [(0, number) for number in range(count)]  # a heap, the lightest first
+    for name in sorted(names, key=sizes.__getitem__, reverse=True):
+        load, number = loads[0]
+        shares[number].append(name)
+        heapq.heapreplace(loads, (load + sizes[name] + FILE_BYTES, number))
     return shares
 
 
@@ -343,13 +354,13 @@ def _digest_problem(disk: Disk, path: str, manifest: Manifest) -> str:
     sizes = {name: record.size for name, record in manifest.files.items()}
 
     def check(share: Sequence[str]) -> None:
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = buffer_for(disk)
         for name in share:
             if sizes[name]:
                 found = _digest_file(disk, f"{path}/{name}", buffer)
                 problems[name] = compare(name, manifest.files[name], found)
 
-    in_parallel(check, shares_of(list(sizes), sizes))
+    in_parallel(check, shares_of(list(sizes), sizes, disk))
     return next(filter(None, problems.values()), "")
 
 
@@ -365,10 +376,12 @@ def _digest_file(
         return None
 
 
-def _pump(reader: Reader, buffer: memoryview, writer: Writer | None) -> FileRecord:
+def _pump(
+    reader: Reader, buffer: memoryview, writer: Writer | None, until: int | None = None
+) -> FileRecord:
     digest = xxhash.xxh3_128()
     size = 0
-    while count := reader.readinto(buffer):
+    while size != until and (count := reader.readinto(buffer)):
         chunk = buffer[:count]
         digest.update(chunk)
         if writer is not None:
@@ -410,7 +423,7 @@ def fetch(disk: Disk, path: str, manifest: Manifest, target: str) -> str:
         local.make_directory(f"{target}/{below}")
 
     def copy(share: Sequence[str]) -> None:
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = buffer_for(disk)
         for name in share:
             record = manifest.files[name]
             with local.create(f"{target}/{name}") as writer:
@@ -419,7 +432,7 @@ def fetch(disk: Disk, path: str, manifest: Manifest, target: str) -> str:
                 problems[name] = compare(name, record, found)
 
     sizes = {name: record.size for name, record in manifest.files.items()}
-    in_parallel(copy, shares_of(list(sizes), sizes))
+    in_parallel(copy, shares_of(list(sizes), sizes, disk))
     with contextlib.suppress(FileNotFoundError):
         local.write(f"{target}/{RAY_METADATA}", disk.read(f"{path}/{RAY_METADATA}"))
     return next(filter(None, problems.values()), "")
