@@ -292,10 +292,12 @@ class ObjectDisk(Disk):
         return sorted(found)
 
     def _list(self, path: str, *, recursive: bool) -> list[pyarrow.fs.FileInfo]:
+        forget_listings(self._filesystem)
         selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
         return list(self._filesystem.get_file_info(selector))
 
     def open(self, path: str) -> contextlib.AbstractContextManager[Reader]:
+        forget_listings(self._filesystem)
         return _open_pyarrow(self._filesystem, path)
 
     @contextlib.contextmanager
@@ -319,18 +321,38 @@ class ObjectDisk(Disk):
         """Nothing: a closed file is durable."""
 
     def delete_file(self, path: str) -> None:
-        if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
+        if self._exists(path):
             self._filesystem.delete_file(path)
 
     def delete_tree(self, path: str) -> None:
-        if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
+        if self._exists(path):
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_dir(path)
+
+    def _exists(self, path: str) -> bool:
+        forget_listings(self._filesystem)
+        found = self._filesystem.get_file_info(path).type
+        return bool(found != pyarrow.fs.FileType.NotFound)
 
     def refresh(self) -> bool:
         handler = getattr(self._filesystem, "handler", None)
         refresh = getattr(handler, "refresh", None)
         return bool(refresh()) if callable(refresh) else False
+
+
+def forget_listings(filesystem: Any) -> None:
+    """Have a filesystem of fsspec ask its store again.
+
+    It keeps what it has listed, and would not see what other processes have written or deleted.
+    """
+    if isinstance(filesystem, pyarrow.fs.SubTreeFileSystem):
+        forget_listings(filesystem.base_fs)
+    elif isinstance(filesystem, pyarrow.fs.PyFileSystem):
+        handler = filesystem.handler
+        if isinstance(handler, pyarrow.fs.FSSpecHandler):
+            handler.fs.invalidate_cache()
+        elif callable(forget := getattr(handler, "forget_listings", None)):
+            forget()
 
 
 @contextlib.contextmanager
@@ -399,7 +421,9 @@ def resolve(
     """
     text = os.fspath(location)
     if filesystem is not None:
-        return as_pyarrow(filesystem), text
+        given = as_pyarrow(filesystem)
+        forget_listings(given)
+        return given, text
     if "://" not in text:
         return pyarrow.fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
     try:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pyarrow.fs
 
 from raytrials.errors import ConfigurationError
-from raytrials.store.disk import as_pyarrow
+from raytrials.store.disk import as_pyarrow, forget_listings
 from raytrials.store.retrying import kind_of
 
 T = TypeVar("T")
@@ -56,6 +56,11 @@ class RefreshingHandler(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
         """Make the filesystem anew at its next use."""
         self._made = None
         return True
+
+    def forget_listings(self) -> None:
+        """Have the filesystem ask its store again."""
+        if self._made is not None:
+            forget_listings(self._made)
 
     def _call(self, operation: Callable[[pyarrow.fs.FileSystem], T]) -> T:
         try:
