@@ -103,6 +103,10 @@ class Disk(ABC):
         """Rename a directory in one step. Raises FileExistsError if `new` exists."""
 
     @abstractmethod
+    def replace(self, old: str, new: str) -> None:
+        """Give a file another name in one step, in the place of one that may have it."""
+
+    @abstractmethod
     def sync(self, path: str) -> None:
         """Make the names in a directory durable."""
 
@@ -216,6 +220,9 @@ class LocalDisk(Disk):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         Path(self._at(old)).rename(self._at(new))
 
+    def replace(self, old: str, new: str) -> None:
+        Path(self._at(old)).replace(self._at(new))
+
     def sync(self, path: str) -> None:
         if self._fsync:
             _sync_path(self._at(path), os.O_RDONLY | os.O_DIRECTORY)
@@ -294,7 +301,10 @@ class ObjectDisk(Disk):
     def _list(self, path: str, *, recursive: bool) -> list[pyarrow.fs.FileInfo]:
         forget_listings(self._filesystem)
         selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
-        return list(self._filesystem.get_file_info(selector))
+        try:
+            return list(self._filesystem.get_file_info(selector))
+        except NotADirectoryError:
+            return []
 
     def open(self, path: str) -> contextlib.AbstractContextManager[Reader]:
         forget_listings(self._filesystem)
@@ -315,6 +325,9 @@ class ObjectDisk(Disk):
         """Nothing: a store without directories needs none, and the writers of others make them."""
 
     def rename(self, old: str, new: str) -> None:
+        raise NotImplementedError(f"{self._filesystem.type_name} has no rename: {old} to {new}")
+
+    def replace(self, old: str, new: str) -> None:
         raise NotImplementedError(f"{self._filesystem.type_name} has no rename: {old} to {new}")
 
     def sync(self, path: str) -> None:
