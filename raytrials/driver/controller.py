@@ -259,11 +259,13 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     def save_to_dir(self) -> None:
         """Write Ray's state files, and note that there is a new state to upload."""
-        super().save_to_dir()
-        self._syncer.written += 1
+        with self._syncer.writing:
+            super().save_to_dir()
+            self._syncer.written += 1
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's signature
         """Save the state as Ray does, and delete what it no longer names."""
+        self._syncer.is_last = wait
         super().checkpoint(force=force, wait=wait)
         if wait:
             self._retention.finish()
