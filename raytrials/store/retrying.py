@@ -36,6 +36,7 @@ _FORBIDDEN_WORDS = (
     "unauthorized",
     "invalid_client_token",
 )
+_MISSING_WORDS = ("no_such_bucket", "nosuchbucket", "bucket does not exist")
 _LASTING = {
     errno.EEXIST,
     errno.EINVAL,
@@ -64,6 +65,8 @@ def kind_of(error: BaseException) -> str:
     if any(word in text for word in _FORBIDDEN_WORDS):
         return "forbidden"
     if code in _LASTING or isinstance(error, _MISTAKES):
+        return "refused"
+    if any(word in text for word in _MISSING_WORDS):
         return "refused"
     return "unavailable"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from pyarrow.fs import FileSelector
 from support.fits import finish, kill_driver, last_json, start, wait_until
 from support.s3 import BUCKET, CREDENTIALS, WAYS, filesystem, place, s3_server
-from support.saving import lines, saved, starts, verdicts, verified
+from support.saving import lines, saved, starts, verdicts
 
 from raytrials import refreshing_filesystem
 from raytrials.store.checkpoint import Verdict
@@ -54,7 +53,10 @@ def runs(s3: int) -> Iterator[dict[str, Run]]:
         return all("saved 4" in lines(workspace / way) and has_state(way) for way in WAYS)
 
     def has_state(way: str) -> bool:
-        names = [one.base_name for one in store.get_file_info(FileSelector(f"{BUCKET}/{way}", allow_not_found=True))]
+        names = [
+            one.base_name
+            for one in store.get_file_info(FileSelector(f"{BUCKET}/{way}", allow_not_found=True))
+        ]
         return any(name.startswith("experiment_state") for name in names)
 
     def look() -> dict[str, Any]:
@@ -72,9 +74,7 @@ def runs(s3: int) -> Iterator[dict[str, Run]]:
         (workspace / "go").touch()
         output = finish(start(SCRIPT, directory, str(s3), "restore", **environment))
         results, at_end = last_json(output), look()
-        yield {
-            way: Run(workspace / way, at_kill[way], at_end[way], results[way]) for way in WAYS
-        }
+        yield {way: Run(workspace / way, at_kill[way], at_end[way], results[way]) for way in WAYS}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -112,6 +112,4 @@ def restore(workspace: Path, port: int, way: str) -> tune.ResultGrid:
     """Go on with what :func:`fit` has left."""
     path, filesystem = place(way, port, f"{BUCKET}/{way}")
     trainable = tune.with_resources(saving, {"cpu": 0.5})
-    return Tuner.restore(
-        path, trainable, storage_filesystem=filesystem, retry_policy=POLICY
-    ).fit()
+    return Tuner.restore(path, trainable, storage_filesystem=filesystem, retry_policy=POLICY).fit()

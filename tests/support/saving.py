@@ -26,7 +26,8 @@ def saving(config: dict[str, Any]) -> None:
     """Save at every step; `config["log"]` is the log.
 
     Optional in `config`: `steps`; `dies_in`: the step in whose upload the worker is killed, once;
-    `holds_at`: the step after which it goes on only when the log's directory holds a file `go`.
+    `holds_at`: the step after which it goes on only when the log's directory holds a file `go`;
+    `hook`: a function that is called with each step before it is saved.
     """
     log = Path(config["log"])
     start, checkpoint = 0, tune.get_checkpoint()
@@ -35,6 +36,8 @@ def saving(config: dict[str, Any]) -> None:
             start = read(directory)
     _note(log, f"from {start}")
     for step in range(start + 1, config.get("steps", STEPS) + 1):
+        if config.get("hook") is not None:
+            config["hook"](step)
         with tempfile.TemporaryDirectory(dir=log.parent) as directory:
             write(directory, step)
             if step == config.get("dies_in") and _is_first(log, "killed"):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
+import pyarrow as pa
 from pyarrow import fs
 
 
@@ -97,7 +97,7 @@ class Store(fs.FileSystemHandler):
         self.before("write", path)
         if not Path(path).parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return pyarrow.PythonFile(_Upload(path, self.closing), mode="w")
+        return pa.PythonFile(_Upload(path, self.closing), mode="w")
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
         raise NotImplementedError("this store has no append")
@@ -117,9 +117,9 @@ class _Upload(io.BytesIO):
         data = self.getvalue()
         super().close()
         self._closing(self._path, data)
-        part = f"{os.path.dirname(os.path.dirname(self._path))}/.part-{uuid.uuid4().hex}"
-        Path(part).write_bytes(data)
-        Path(part).replace(self._path)
+        part = Path(self._path).parents[1] / f".part-{uuid.uuid4().hex}"
+        part.write_bytes(data)
+        part.replace(self._path)
 
 
 class Awkward(Store):
@@ -170,14 +170,15 @@ class Breaking(Store):
 
     def before(self, operation: str, path: str) -> None:
         if operation == "write" and "/checkpoint_" in path and self.broken.exists():
-            raise ERRORS[self.kind]()
+            raise error_of(self.kind)
 
 
-ERRORS: dict[str, Callable[[], Exception]] = {
-    "timeout": lambda: TimeoutError("the store timed out"),
-    "forbidden": lambda: PermissionError(errno.EACCES, os.strerror(errno.EACCES)),
-    "full": lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-}
+def error_of(kind: str) -> Exception:
+    """Return a new error as a local filesystem would raise it."""
+    if kind == "timeout":
+        return TimeoutError("the store timed out")
+    code = {"forbidden": errno.EACCES, "full": errno.ENOSPC}[kind]
+    return OSError(code, os.strerror(code))
 
 
 class Keeping(Store):
