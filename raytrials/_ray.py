@@ -293,6 +293,12 @@ def registered_checkpoints(trial: Trial) -> list[Any]:
     return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
 
 
+def num_to_keep(trial: Trial) -> int | None:
+    """Return how many checkpoints a trial keeps, None for all (`_checkpoint_config`)."""
+    config = trial.run_metadata.checkpoint_manager._checkpoint_config
+    return cast("int | None", config.num_to_keep)
+
+
 def set_checkpoints(trial: Trial, results: list[Any], latest: Any) -> None:
     """Put other results in the place of a trial's checkpoints; `latest` may be None."""
     manager = trial.run_metadata.checkpoint_manager

@@ -202,6 +202,21 @@ class DiskConformance:
         assert disk.read(f"{root}/old/a") == b"old"
         assert disk.read(f"{root}/new/a") == b"new"
 
+    def test_a_file_takes_the_place_of_another(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"old": b"old", "new": b"new"})
+        if not disk.has_rename:
+            with raises(NotImplementedError):
+                disk.replace(f"{root}/new", f"{root}/old")
+            return
+        disk.replace(f"{root}/new", f"{root}/old")
+        assert disk.list_names(root) == {"old"}
+        assert disk.read(f"{root}/old") == b"new"
+        disk.replace(f"{root}/old", f"{root}/other")
+        assert disk.list_names(root) == {"other"}
+        with raises(FileNotFoundError):
+            disk.replace(f"{root}/none", f"{root}/other")
+
     def test_syncing_changes_nothing(self, place: Place) -> None:
         disk, root = place
         put(disk, root, {"a/file": b"x"})

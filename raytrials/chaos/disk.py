@@ -101,11 +101,25 @@ class FakeLocal(Disk):
         node = source.names.get(old_name)
         if node is None:
             raise _error(errno.ENOENT, old)
+        self._move(source, old_name, target, new_name, node)
+
+    def replace(self, old: str, new: str) -> None:
+        source, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        node = source.names.get(old_name)
+        if node is None:
+            raise _error(errno.ENOENT, old)
+        self._move(source, old_name, target, new_name, node)
+
+    @staticmethod
+    def _move(
+        source: _Directory, old: str, target: _Directory, new: str, node: _File | _Directory
+    ) -> None:
         if source is target:
-            source.change({old_name: None, new_name: node})
+            source.change({old: None, new: node})
         else:
-            target.change({new_name: node})
-            source.change({old_name: None})
+            target.change({new: node})
+            source.change({old: None})
 
     def sync(self, path: str) -> None:
         found = self._find(path)
@@ -279,6 +293,9 @@ class FakeObjectStore(Disk):
         """Nothing: there are none."""
 
     def rename(self, old: str, new: str) -> None:
+        raise NotImplementedError(f"no rename: {old} to {new}")
+
+    def replace(self, old: str, new: str) -> None:
         raise NotImplementedError(f"no rename: {old} to {new}")
 
     def sync(self, path: str) -> None:

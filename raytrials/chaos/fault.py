@@ -174,6 +174,10 @@ class Faulty(Disk):
         with self._operation("rename", old):
             self._disk.rename(old, new)
 
+    def replace(self, old: str, new: str) -> None:
+        with self._operation("replace", old):
+            self._disk.replace(old, new)
+
     def sync(self, path: str) -> None:
         with self._operation("sync", path):
             self._disk.sync(path)

@@ -14,7 +14,7 @@ from typing import Any
 
 from raytrials import _ray
 from raytrials.driver.probe import WatchedCheckpoint
-from raytrials.store.checkpoint import Finding, Verdict, fetch, inspect
+from raytrials.store.checkpoint import Finding, Verdict, complete, fetch, inspect
 from raytrials.store.disk import Disk, disk_of
 from raytrials.store.manifest import digest_of
 from raytrials.store.retrying import retry
@@ -61,7 +61,8 @@ def _check_here(disk: Disk, path: str, marks: Path) -> Finding:
     if mark.exists() and mark.read_text() == content:
         return Finding(Verdict.VERIFIED)
     finding = inspect(disk, path, full=True)
-    if finding.verdict is Verdict.VERIFIED:
+    if finding.verdict is Verdict.VERIFIED and finding.manifest is not None:
+        complete(disk, path, finding.manifest)
         marks.mkdir(parents=True, exist_ok=True)
         new = mark.with_name(f"{mark.name}.{os.getpid()}")
         new.write_text(content)

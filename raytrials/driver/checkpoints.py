@@ -19,10 +19,10 @@ from raytrials.driver.retention import Leftovers
 from raytrials.driver.storage import Attempt
 from raytrials.driver.trial import Trial
 from raytrials.errors import NoCheckpointError
-from raytrials.store.catalogue import highest_index, newer, older
+from raytrials.store.catalogue import highest_index, indices, newer, older
 from raytrials.store.checkpoint import Finding, Verdict, inspect
 from raytrials.store.disk import Disk, disk_of
-from raytrials.store.manifest import MANIFEST, Manifest, index_of
+from raytrials.store.manifest import MANIFEST, Manifest, checkpoint_name, index_of
 from raytrials.store.retrying import retry
 
 logger = logging.getLogger(__name__)
@@ -286,6 +286,25 @@ class Checkpoints:
             elif finding.manifest.header.attempt >= account.adopts_from:
                 found.append(_result_of(checkpoint, finding.manifest))
         return found
+
+    def put_out(self, trial: Trial) -> list[str]:
+        """Return the paths of checkpoints that a driver before put out and did not delete.
+
+        Those that a trial with a `num_to_keep` has on storage alone, older than its newest.
+        """
+        known = {_name(one.checkpoint.path) for one in _ray.registered_checkpoints(trial)}
+        if _ray.num_to_keep(trial) is None or not known:
+            return []
+        newest = max(index_of(name) or 0 for name in known)
+        on_storage = indices(trial.storage.disk, trial.storage.trial_fs_path)
+        names = {checkpoint_name(one) for one in on_storage if one < newest} - known
+        paths = [f"{trial.storage.trial_fs_path}/{name}" for name in sorted(names)]
+        return [path for path in paths if self._is_committed(trial, path)]
+
+    def _is_committed(self, trial: Trial, path: str) -> bool:
+        """Whether raytrials committed a checkpoint for a trial; leftovers and bad ones stay."""
+        found = self._look(Checkpoint(path, filesystem=trial.storage.storage_filesystem))
+        return found.verdict is Verdict.VERIFIED and not _owner_problem(trial, path, found)
 
 
 def _owner_problem(trial: Trial, path: str, finding: Finding) -> str:

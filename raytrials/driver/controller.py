@@ -91,6 +91,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial)
+                self._put_out(trial)
 
     # --- every trial is ours ---------------------------------------------------------------------
 
@@ -233,6 +234,16 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             paused = decision == TrialScheduler.PAUSE
             self._set_status_quietly(trial, Trial.PAUSED if paused else status)
 
+    def _put_out(self, trial: Trial) -> None:
+        """Delete what a driver before had no time to delete."""
+        try:
+            paths = self._context.checkpoints.put_out(trial)
+        except StorageError:
+            logger.warning("Could not look for older checkpoints of %s.", trial, exc_info=True)
+            return
+        for path in paths:
+            self._retention.retire(path, trial.storage.disk, trial.kept_paths)
+
     def _set_status_quietly(self, trial: Trial, status: str) -> None:
         """Change the status of a trial without an actor; it keeps its one place in the queue."""
         place = None
@@ -248,11 +259,13 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     def save_to_dir(self) -> None:
         """Write Ray's state files, and note that there is a new state to upload."""
-        super().save_to_dir()
-        self._syncer.written += 1
+        with self._syncer.writing:
+            super().save_to_dir()
+            self._syncer.written += 1
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's signature
         """Save the state as Ray does, and delete what it no longer names."""
+        self._syncer.is_last = wait
         super().checkpoint(force=force, wait=wait)
         if wait:
             self._retention.finish()

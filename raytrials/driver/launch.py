@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow.lib
@@ -18,15 +19,17 @@ from raytrials.driver.checkpoints import Checkpoints
 from raytrials.driver.controller import Controller
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
-from raytrials.errors import StorageUnwritableError, UnserializableError
+from raytrials.errors import StorageError, StorageUnwritableError, UnserializableError
 from raytrials.rulefile import read_rules
+from raytrials.store.disk import LocalDisk
+from raytrials.store.retrying import retry
 
 # Ray's registry of trainables is one dictionary a process, and loses entries or raises when two
 # threads write to it at once. The lock keeps our fits apart; a vanilla fit beside them knows none.
 _registry_lock = threading.Lock()
 _REGISTRY_TRIES = 10
 
-_STORAGE_ERRORS = (OSError, pyarrow.lib.ArrowException)
+_STORAGE_ERRORS = (OSError, StorageError, pyarrow.lib.ArrowException)
 
 
 class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
@@ -39,8 +42,9 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
 
     def __init__(self, retry_policy: RetryPolicy | None = None, **kwargs: Any) -> None:
         self._retry_policy = retry_policy
+        initialise = functools.partial(_ray.initialise_internal(TrialStorage), self, **kwargs)
         try:
-            _ray.initialise_internal(TrialStorage)(self, **kwargs)
+            _patiently(initialise)
         except _STORAGE_ERRORS as error:
             if kwargs.get("restore_path"):
                 raise
@@ -78,6 +82,28 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         state: dict[str, Any] = super().__getstate__()
         state.pop("_retry_policy", None)
         return state
+
+
+def _patiently(operation: Callable[[], None]) -> None:
+    """Do what Ray does on storage by itself, again while the storage may come back."""
+    other: list[Exception] = []
+
+    def once() -> None:
+        try:
+            operation()
+        except _STORAGE_ERRORS:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised below: the storage is not to blame
+            other.append(error)
+
+    try:
+        retry(
+            LocalDisk(), "opening", "the experiment", once, limit_s=settings.STORAGE_RETRY_S.get()
+        )
+    except StorageError as error:
+        raise error.__cause__ or error from None
+    if other:
+        raise other[0]
 
 
 def resolve_policy(given: RetryPolicy | None) -> RetryPolicy:

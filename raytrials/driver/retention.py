@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from raytrials import _ray
+from raytrials import _ray, settings
 from raytrials.core.retention import Retired, due
 from raytrials.store.checkpoint import (
     REMOVED,
@@ -20,16 +21,25 @@ from raytrials.store.checkpoint import (
 )
 from raytrials.store.disk import Disk
 from raytrials.store.sweep import LEAST_AGE_S, sweep
+from raytrials.store.upload import Upload
 
 logger = logging.getLogger(__name__)
 
 
+UPLOAD_RETRY_S = 3.0
+"""How long one upload of the driver's files tries again; the next one follows soon."""
+
+
 class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
-    """Ray's upload of the driver's files, which remembers what has arrived.
+    """The upload of the driver's files, in Ray's thread and at Ray's times.
+
+    Ray's own writes over the state that is there: half of it would be left by a full disk.
 
     Attributes:
         written: number of the newest state that the driver has written for upload.
         durable: number of the newest state that is on storage, whole.
+        writing: held while the driver writes its state.
+        is_last: whether there is no later upload to make up for this one.
     """
 
     def __init__(self, storage: _ray.StorageContext) -> None:
@@ -40,18 +50,35 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
         )
         self.written = 0
         self.durable = 0
+        self.writing = threading.Lock()
+        self.is_last = False
+        self._upload = Upload(storage.storage_filesystem)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle as Ray's own syncer: what is left behind needs no raytrials."""
+        own = ("written", "durable", "writing", "is_last", "_upload")
+        state = {name: value for name, value in self.__getstate__().items() if name not in own}
+        return (object.__new__, (_ray.FilesystemSyncer,), state)
 
     def _sync_up_command(
-        self, local_path: str, uri: str, exclude: list[str] | None = None
+        self,
+        local_path: str,
+        uri: str,
+        exclude: list[str] | None = None,  # noqa: ARG002 - Ray's
     ) -> tuple[Callable[..., None], dict[str, Any]]:
-        upload, arguments = super()._sync_up_command(local_path, uri, exclude)
-        number = self.written
+        retry_s = settings.STORAGE_RETRY_S.get()
 
-        def upload_and_note(**kwargs: Any) -> None:
-            upload(**kwargs)
+        def upload() -> None:
+            number = self.written
+            self._upload.run(
+                local_path,
+                uri,
+                retry_s=retry_s if self.is_last else min(retry_s, UPLOAD_RETRY_S),
+                writing=self.writing,
+            )
             self.durable = max(self.durable, number)
 
-        return upload_and_note, arguments
+        return upload, {}
 
 
 @dataclass(frozen=True)

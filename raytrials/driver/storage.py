@@ -19,12 +19,14 @@ import pyarrow.fs
 from ray.tune import Checkpoint
 
 from raytrials import _ray, settings
+from raytrials.errors import StorageError
 from raytrials.store.checkpoint import REMOVED, STAGING, commit
 from raytrials.store.disk import Disk, disk_of
 from raytrials.store.manifest import Header
-from raytrials.store.retrying import retry
+from raytrials.store.retrying import kind_of, retry
 
-NOT_SYNCED = ("checkpoint_*", f"{STAGING}*", f"{REMOVED}*")
+_CHECKPOINT = f"checkpoint_{'[0-9]' * 6}"
+NOT_SYNCED = (_CHECKPOINT, f"{_CHECKPOINT}*/*", f"{STAGING}*", f"{REMOVED}*")
 """What the syncing of artifacts leaves alone; patterns of `fnmatch` on paths below the trial."""
 
 
@@ -86,13 +88,18 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
         return disk_of(self.storage_filesystem, fsync=self.attempt.fsync)
 
     def _create_validation_file(self) -> None:
-        try:
-            super()._create_validation_file()
-        except Exception:  # noqa: BLE001 - whatever a filesystem raises
-            # Some stores take no empty files, and Ray's marker is one.
-            marker = _ray.validation_file_of(self)
-            with self.storage_filesystem.open_output_stream(marker) as stream:
-                stream.write(b"\n")
+        marker = _ray.validation_file_of(self)
+
+        def once() -> None:
+            try:
+                super(TrialStorage, self)._create_validation_file()
+            except Exception:  # noqa: BLE001 - whatever a filesystem raises
+                # Some stores take no empty files, and Ray's marker is one.
+                with self.storage_filesystem.open_output_stream(marker) as stream:
+                    stream.write(b"\n")
+
+        disk = disk_of(self.storage_filesystem)
+        retry(disk, "writing", marker, once, limit_s=settings.STORAGE_RETRY_S.get())
 
     def _update_checkpoint_index(self, metrics: dict[str, Any]) -> None:
         super()._update_checkpoint_index(metrics)
@@ -160,11 +167,17 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
         if not self.sync_config.sync_artifacts or not any(os.scandir(directory)):
             return
         upload = self.syncer.sync_up if force else self.syncer.sync_up_if_needed
-        if force:
-            self.syncer.wait()
-        upload(local_dir=directory, remote_dir=self.trial_fs_path, exclude=list(NOT_SYNCED))
-        if force:
-            self.syncer.wait()
+        try:
+            if force:
+                self.syncer.wait()
+            upload(local_dir=directory, remote_dir=self.trial_fs_path, exclude=list(NOT_SYNCED))
+            if force:
+                self.syncer.wait()
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise StorageError(
+                "uploading artifacts", self.trial_fs_path, kind_of(error), detail
+            ) from error
 
 
 def _without_config(metrics: Mapping[str, Any]) -> dict[str, Any]:

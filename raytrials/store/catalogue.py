@@ -11,8 +11,8 @@ from raytrials.store.manifest import checkpoint_name, index_of
 
 def highest_index(disk: Disk, directory: str) -> int:
     """Return the highest index that any name there holds, leftovers' included; -1 for none."""
-    indices = map(index_in, disk.list_names(directory))
-    return max((index for index in indices if index is not None), default=-1)
+    found = map(index_in, disk.list_names(directory))
+    return max((index for index in found if index is not None), default=-1)
 
 
 def newer(disk: Disk, directory: str, than: int) -> Iterator[tuple[str, Finding]]:
@@ -20,19 +20,20 @@ def newer(disk: Disk, directory: str, than: int) -> Iterator[tuple[str, Finding]
 
     Damaged ones too; what was never committed is left out.
     """
-    for index in _indices(disk, directory):
+    for index in indices(disk, directory):
         if index > than:
             yield from _committed(disk, directory, index)
 
 
 def older(disk: Disk, directory: str, than: int) -> Iterator[tuple[str, Finding]]:
     """Give the committed checkpoints with an index below `than`, the newest first; as `newer`."""
-    for index in reversed(_indices(disk, directory)):
+    for index in reversed(indices(disk, directory)):
         if index < than:
             yield from _committed(disk, directory, index)
 
 
-def _indices(disk: Disk, directory: str) -> list[int]:
+def indices(disk: Disk, directory: str) -> list[int]:
+    """Return the indices of all that is called a checkpoint there, in order."""
     return sorted(i for i in map(index_of, disk.list_names(directory)) if i is not None)
 
 

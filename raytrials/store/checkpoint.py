@@ -36,6 +36,9 @@ from raytrials.store.retrying import retry
 STAGING = ".staging-"
 REMOVED = ".removed-"
 
+DISPENSABLE_RETRY_S = 0.5
+"""How long an empty file is tried again on an object store, which may take none at all."""
+
 _OUTSIDE = frozenset({MANIFEST, RAY_METADATA})
 """Files of a checkpoint that its manifest does not list."""
 
@@ -206,11 +209,11 @@ class _Copy:
                 self._source.open(f"{self._source_path}/{name}") as reader,
                 self._disk.create(target) as writer,
             ):
-                return _pump(reader, buffer, writer, expected)
+                return pump(reader, buffer, writer, expected)
 
         expected = self._entries[name].size
         dispensable = expected == 0 and not self._disk.has_rename
-        limit_s = 0.0 if dispensable else self._retry_s
+        limit_s = min(DISPENSABLE_RETRY_S, self._retry_s) if dispensable else self._retry_s
         try:
             record = retry(self._disk, "writing", target, once, limit_s=limit_s)
         except StorageError as error:
@@ -324,7 +327,7 @@ def inspect(disk: Disk, path: str, *, full: bool) -> Finding:
         return Finding(Verdict.INCOMPLETE, "it has no manifest")
     except CorruptManifestError as error:
         return Finding(Verdict.CORRUPT, f"{MANIFEST}: {error.detail}")
-    problem = _name_problem(path, manifest) or _size_problem(entries, manifest, disk)
+    problem = _name_problem(path, manifest) or _size_problem(entries, manifest)
     if not problem and full:
         problem = _digest_problem(disk, path, manifest)
     return Finding(Verdict.CORRUPT if problem else Verdict.VERIFIED, problem, manifest)
@@ -336,12 +339,12 @@ def _name_problem(path: str, manifest: Manifest) -> str:
     return "" if name == expected else f"its manifest is that of {expected}"
 
 
-def _size_problem(entries: dict[str, Entry], manifest: Manifest, disk: Disk) -> str:
+def _size_problem(entries: dict[str, Entry], manifest: Manifest) -> str:
     for name, record in manifest.files.items():
         entry = entries.get(name)
         if entry is None:
-            if record.size == 0 and not disk.has_rename:
-                continue  # some object stores take no empty files
+            if record.size == 0:
+                continue  # some object stores take no empty files; it may come from one
             return f"{name}: missing"
         if entry.size != record.size:
             return f"{name}: expected {record.size} bytes, found {entry.size}"
@@ -371,14 +374,18 @@ def _digest_file(
     try:
         opened = disk.open(path)
         with opened as reader:
-            return _pump(reader, buffer, writer)
+            return pump(reader, buffer, writer)
     except FileNotFoundError:
         return None
 
 
-def _pump(
+def pump(
     reader: Reader, buffer: memoryview, writer: Writer | None, until: int | None = None
 ) -> FileRecord:
+    """Read a file to its end, write it if there is a writer, and return what it is.
+
+    With `until`, the end is known to be there: a last read that finds nothing is saved.
+    """
     digest = xxhash.xxh3_128()
     size = 0
     while size != until and (count := reader.readinto(buffer)):
@@ -399,6 +406,15 @@ def compare(name: str, expected: FileRecord, found: FileRecord | None) -> str:
     if found.digest != expected.digest:
         return f"{name}: expected digest {expected.digest}, found {found.digest}"
     return ""
+
+
+def complete(disk: Disk, path: str, manifest: Manifest) -> None:
+    """Make the empty files that a checkpoint on a local disk lacks: it comes from elsewhere."""
+    entries = disk.list_files(path)
+    for name in sorted(set(manifest.files) - set(entries)):
+        if not manifest.files[name].size:
+            disk.make_directory(f"{path}/{os.path.dirname(name)}".rstrip("/"))  # noqa: PTH120
+            disk.write(f"{path}/{name}", b"")
 
 
 def fetch(disk: Disk, path: str, manifest: Manifest, target: str) -> str:

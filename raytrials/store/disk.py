@@ -119,6 +119,10 @@ class Disk(ABC):
         """Rename a directory in one step. Raises FileExistsError if `new` exists."""
 
     @abstractmethod
+    def replace(self, old: str, new: str) -> None:
+        """Give a file another name in one step, in the place of one that may have it."""
+
+    @abstractmethod
     def sync(self, path: str) -> None:
         """Make the names in a directory durable."""
 
@@ -248,6 +252,9 @@ class LocalDisk(Disk):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         Path(self._at(old)).rename(self._at(new))
 
+    def replace(self, old: str, new: str) -> None:
+        Path(self._at(old)).replace(self._at(new))
+
     def sync(self, path: str) -> None:
         if self._fsync:
             _sync_path(self._at(path), os.O_RDONLY | os.O_DIRECTORY)
@@ -350,25 +357,15 @@ class ObjectDisk(Disk):
         return sorted(found)
 
     def _list(self, path: str, *, recursive: bool) -> list[pyarrow.fs.FileInfo]:
-        self._forget()
+        forget_listings(self._filesystem)
         selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
         try:
             return list(self._filesystem.get_file_info(selector))
         except NotADirectoryError:
             return []
 
-    def _exists(self, path: str) -> bool:
-        self._forget()
-        found = self._filesystem.get_file_info(path)
-        return bool(found.type != pyarrow.fs.FileType.NotFound)
-
-    def _forget(self) -> None:
-        # Many of fsspec's filesystems answer with what they once listed.
-        inner, _ = _fsspec_of(self._filesystem)
-        if inner is not None:
-            inner.invalidate_cache()
-
     def open(self, path: str) -> contextlib.AbstractContextManager[Reader]:
+        forget_listings(self._filesystem)
         return _open_pyarrow(self._filesystem, path)
 
     @contextlib.contextmanager
@@ -386,6 +383,9 @@ class ObjectDisk(Disk):
         """Nothing: a store without directories needs none, and the writers of others make them."""
 
     def rename(self, old: str, new: str) -> None:
+        raise NotImplementedError(f"{self._filesystem.type_name} has no rename: {old} to {new}")
+
+    def replace(self, old: str, new: str) -> None:
         raise NotImplementedError(f"{self._filesystem.type_name} has no rename: {old} to {new}")
 
     def sync(self, path: str) -> None:
@@ -424,6 +424,11 @@ class ObjectDisk(Disk):
             with contextlib.suppress(OSError, NotImplementedError):
                 inner.rmdir(_join(prefix, directory))
 
+    def _exists(self, path: str) -> bool:
+        forget_listings(self._filesystem)
+        found = self._filesystem.get_file_info(path).type
+        return bool(found != pyarrow.fs.FileType.NotFound)
+
     def refresh(self) -> bool:
         handler = getattr(self._filesystem, "handler", None)
         refresh = getattr(handler, "refresh", None)
@@ -440,6 +445,16 @@ def _fsspec_of(filesystem: Any) -> tuple[Any, str]:
     if callable(made):  # one that makes another, as in raytrials.store.refreshing
         return _fsspec_of(made())
     return (handler.fs if isinstance(handler, pyarrow.fs.FSSpecHandler) else None), ""
+
+
+def forget_listings(filesystem: Any) -> None:
+    """Have a filesystem of fsspec ask its store again.
+
+    It keeps what it has listed, and would not see what other processes have written or deleted.
+    """
+    inner, _ = _fsspec_of(filesystem)
+    if inner is not None:
+        inner.invalidate_cache()
 
 
 @contextlib.contextmanager
@@ -513,7 +528,9 @@ def resolve(
     """
     text = os.fspath(location)
     if filesystem is not None:
-        return as_pyarrow(filesystem), text
+        given = as_pyarrow(filesystem)
+        forget_listings(given)
+        return given, text
     if "://" not in text:
         return pyarrow.fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
     try:

@@ -37,6 +37,7 @@ _FORBIDDEN_WORDS = (
     "unauthorized",
     "invalid_client_token",
 )
+_MISSING_WORDS = ("no_such_bucket", "nosuchbucket", "bucket does not exist")
 _LASTING = {
     errno.EEXIST,
     errno.EINVAL,
@@ -82,7 +83,9 @@ def kind_of(error: BaseException, path: str = "") -> str:
         return "refused"
     if says(_FULL_WORDS):
         return "full"
-    return "forbidden" if says(_FORBIDDEN_WORDS) else "unavailable"
+    if says(_FORBIDDEN_WORDS):
+        return "forbidden"
+    return "refused" if says(_MISSING_WORDS) else "unavailable"
 
 
 def retry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ray import tune
 
 from support.breaking import Counting, counting
@@ -84,3 +86,15 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> str:
 def last_json(output: str) -> Any:
     """Return the value of the last line that a script printed."""
     return json.loads(output.strip().splitlines()[-1])
+
+
+def kill_driver(driver: subprocess.Popen[str]) -> str:
+    """SIGKILL a driver and whatever it has started, and return what it printed."""
+    family = psutil.Process(driver.pid).children(recursive=True)
+    driver.kill()
+    output, _ = driver.communicate()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=30)
+    return output

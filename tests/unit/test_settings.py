@@ -16,6 +16,11 @@ def test_the_page_of_the_docs_is_made_from_the_table() -> None:
     assert (ROOT / "docs" / "environment.md").read_text() == settings.to_markdown()
 
 
+def test_every_setting_of_the_module_is_in_the_table() -> None:
+    defined = [one for one in vars(settings).values() if isinstance(one, settings.Setting)]
+    assert set(settings.SETTINGS) == set(defined)
+
+
 @pytest.mark.parametrize("setting", settings.SETTINGS, ids=lambda setting: setting.name)
 def test_a_variable_that_is_unset_or_empty_has_its_default(
     setting: settings.Setting[int], monkeypatch: pytest.MonkeyPatch

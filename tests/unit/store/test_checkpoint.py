@@ -11,7 +11,7 @@ from support.disks import TRIAL, contents_of, path_of, save
 
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, Stopped, fail_when, stop_at
-from raytrials.store.checkpoint import Finding, Verdict, delete, fetch, inspect
+from raytrials.store.checkpoint import Finding, Verdict, complete, delete, fetch, inspect
 from raytrials.store.disk import Disk, LocalDisk
 from raytrials.store.manifest import MANIFEST, RAY_METADATA
 
@@ -76,11 +76,15 @@ def test_damage_is_found_and_named(
     assert quick.verdict is (Verdict.CORRUPT if listed else Verdict.VERIFIED)
 
 
-def test_a_missing_empty_file_is_damage_only_where_all_stores_keep_them() -> None:
-    for disk, expected in ((FakeLocal(), "empty: missing"), (FakeObjectStore(), "")):
-        save(disk, FILES)
-        disk.delete_file(at(disk, "empty"))
-        assert inspect(disk, path_of(), full=True).problem == expected
+@BOTH
+def test_a_missing_empty_file_is_no_damage_and_made_again(kind: type[Disk]) -> None:
+    # Some stores take none; what the manifest says of it is all there is to know.
+    disk = kind()
+    manifest = save(disk, FILES)
+    disk.delete_file(at(disk, "empty"))
+    assert inspect(disk, path_of(), full=True).problem == ""
+    complete(disk, path_of(), manifest)
+    assert disk.read(at(disk, "empty")) == b""
 
 
 def test_a_checkpoint_under_another_s_name_is_damage() -> None:

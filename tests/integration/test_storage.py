@@ -1,0 +1,307 @@
+"""Storage that misbehaves: the newest whole checkpoint is always there, and nothing else counts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow import fs
+from ray import tune
+from support.bad_stores import Awkward, Breaking, Flaky, Keeping
+from support.telling import STEPS, saved, saving, starts, verified
+
+from raytrials import Cause, RetryPolicy, TrainingError, Tuner
+from raytrials.core.fault import Charge
+
+pytestmark = pytest.mark.usefixtures("ray_local")
+
+
+def at_once() -> RetryPolicy:
+    return RetryPolicy(backoff_initial_s=0, count_worker_death=False)
+
+
+class Stopping(tune.Callback):
+    """Ends the fit by an exception once, at the first report from a step on when it is time."""
+
+    def __init__(self, step: int, mark: Path, when: Callable[[], bool]) -> None:
+        self.step, self.mark, self.when = step, mark, when
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if result["count"] >= self.step and not self.mark.exists() and self.when():
+            self.mark.touch()
+            raise RuntimeError("stopped here")
+
+
+def tuner(  # noqa: PLR0913 - a run has many sides
+    workspace: Path,
+    filesystem: Any = None,
+    *,
+    kind: type[tune.Tuner] = Tuner,
+    path: str | None = None,
+    stop_at: int | None = None,
+    stop_when: Callable[[], bool] = lambda: True,
+    config: dict[str, Any] | None = None,
+    num_to_keep: int | None = 2,
+    **run: Any,
+) -> tune.Tuner:
+    """A fit of one trial that saves `STEPS` times to `workspace`/storage/fit."""
+    own = {"retry_policy": at_once()} if kind is Tuner else {}
+    return kind(
+        saving,
+        param_space={"log": str(workspace / "log"), **(config or {})},
+        run_config=tune.RunConfig(
+            name="fit",
+            storage_path=path or str(workspace / "storage"),
+            storage_filesystem=filesystem,
+            verbose=0,
+            callbacks=[Stopping(stop_at, workspace / "stopped", stop_when)] if stop_at else None,
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=num_to_keep),
+            **run,
+        ),
+        **own,
+    )
+
+
+def interrupt(workspace: Path, filesystem: Any = None, stop_at: int = 3, **kwargs: Any) -> str:
+    """Run until the report of a step, and return the path of the unfinished experiment."""
+    with pytest.raises(tune.TuneError, match="stopped here"):
+        tuner(workspace, filesystem, stop_at=stop_at, **kwargs).fit()
+    return str(workspace / "storage" / "fit")
+
+
+def restored(path: str, filesystem: Any = None, **kwargs: Any) -> Any:
+    """Return the one result of an experiment that is restored and run to its end."""
+    again = Tuner.restore(
+        path, saving, storage_filesystem=filesystem, retry_policy=at_once(), **kwargs
+    )
+    (result,) = again.fit()
+    return result
+
+
+def test_what_a_driver_before_could_not_delete_is_deleted(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    keep = workspace / "keep"
+    keep.touch()
+    store = Keeping(str(keep)).filesystem()
+
+    def state_is_newer() -> bool:
+        (state,) = (workspace / "storage" / "fit").glob("experiment_state*.json")
+        text = state.read_text()
+        return "checkpoint_00000" in text and not re.search("checkpoint_00000[0-2]", text)
+
+    path = interrupt(workspace, store, stop_at=4, stop_when=state_is_newer, config={"steps": 60})
+    assert {1, 2, 3} <= set(verified(path))
+    keep.unlink()
+    assert restored(path, store).error is None
+    assert verified(path) == [59, 60]
+
+
+# --- stores with ways of their own ---------------------------------------------------------------
+
+
+def test_a_store_that_takes_no_empty_file_has_no_rename_and_lists_all(workspace: Path) -> None:
+    store = Awkward().filesystem()
+    path = interrupt(workspace, store)
+    assert not (workspace / "storage" / "fit" / "checkpoint_000000").exists()
+    assert verified(path, store)[-1] == 3
+    result = restored(path, store)
+    assert (result.error, result.faults) == (None, ())
+    assert starts(workspace / "log") == [0, 3]
+    assert verified(path, store) == [STEPS - 1, STEPS]
+    assert not list(Path(path).rglob("empty"))
+    with result.checkpoint.as_directory() as directory:
+        assert Path(directory, "a").exists()
+
+
+def test_writes_that_time_out_are_tried_again_and_named_in_the_log(
+    workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = workspace / "timeouts"
+    store = Flaky(7, 0.3, str(log)).filesystem()
+    with caplog.at_level(logging.WARNING, logger="raytrials"):
+        (result,) = tuner(workspace, store).fit()
+    assert (result.error, result.faults) == (None, ())
+    assert starts(workspace / "log") == [0]
+    assert saved(workspace / "log") == [1, 2, 3, 4, 5]
+    failed = log.read_text().splitlines()
+    assert [name for name in failed if name.startswith("checkpoint_")]
+    assert [name for name in failed if name.startswith("fit/")]
+    told = [record.message for record in caplog.records if "trying again" in record.message]
+    assert any("timed out" in message and "/fit" in message for message in told)
+    path = str(workspace / "storage" / "fit")
+    assert verified(path) == [STEPS - 1, STEPS]
+    again = Tuner.restore(path, saving, storage_filesystem=store).get_results()
+    assert again[0].metrics["count"] == STEPS
+
+
+@pytest.mark.parametrize("kind", ["timeout", "forbidden", "full"])
+def test_a_store_that_fails_for_good_costs_no_checkpoint_and_is_no_ones_fault(
+    workspace: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIALS_STORAGE_RETRY_S", "0.5")
+    monkeypatch.setenv("RAYTRIALS_MAX_INFRA_FAILURES", "1")
+    broken = workspace / "broken"
+    store = Breaking(str(broken), kind).filesystem()
+
+    def break_it(step: int) -> None:
+        if step == 3 and not (workspace / "was_broken").exists():
+            broken.touch()
+            (workspace / "was_broken").touch()
+
+    (result,) = tuner(workspace, store, config={"hook": break_it}).fit()
+    check_storage_faults(result, "unavailable" if kind == "timeout" else kind)
+    assert starts(workspace / "log") == [0, 2]
+    path = str(workspace / "storage" / "fit")
+    assert verified(path) == [1, 2]
+    broken.unlink()
+    result = restored(path, store, resume_errored=True)
+    assert result.error is None
+    assert starts(workspace / "log") == [0, 2, 2]
+    assert verified(path) == [STEPS - 1, STEPS]
+
+
+def check_storage_faults(result: Any, kind: str) -> None:
+    """The first failure was free, the second ended the trial; both are the storage's."""
+    assert isinstance(result.error, TrainingError)
+    assert [fault.cause for fault in result.faults] == [Cause.STORAGE] * 2
+    assert [fault.charge for fault in result.faults] == [Charge.INFRASTRUCTURE, Charge.FAILURE]
+    assert all(f"Storage {kind}: " in fault.detail for fault in result.faults)
+
+
+# --- a full disk ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(workspace: Path) -> Iterator[Path]:
+    """A filesystem of 4 MB."""
+    place = workspace / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def sampled(path: str) -> Iterator[Counter[bool]]:
+    """Count whether there is a verified checkpoint, every few ms from the first one on."""
+    over = threading.Event()
+    seen: Counter[bool] = Counter()
+
+    def sample() -> None:
+        while not verified(path) and not over.is_set():
+            over.wait(0.01)
+        while not over.wait(0.01):
+            # One may go, and a newer one come, between listing and reading.
+            seen[any(verified(path) for _ in range(3))] += 1
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_full_disk_costs_no_checkpoint_and_is_forgotten_when_there_is_space(
+    workspace: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIALS_STORAGE_RETRY_S", "0.5")
+    monkeypatch.setenv("RAYTRIALS_MAX_INFRA_FAILURES", "1")
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    filler = small_disk / "filler"
+
+    def fill(step: int) -> None:
+        if step == 4 and not (workspace / "was_full").exists():
+            (workspace / "was_full").touch()
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+
+    path = str(small_disk / "fit")
+    with sampled(path) as seen:
+        (result,) = tuner(
+            workspace, path=str(small_disk), config={"hook": fill}, num_to_keep=1
+        ).fit()
+        check_storage_faults(result, "full")
+        assert verified(path)[-1] == 3
+        filler.unlink()
+        result = restored(path, resume_errored=True)
+    assert result.error is None
+    assert starts(workspace / "log") == [0, 3, 3]
+    assert verified(path) == [STEPS]
+    assert seen[True] > 10
+    assert not seen[False]
+
+
+# --- filesystems by other names ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["file-url", "fsspec", "subtree"])
+def test_a_local_disk_is_one_by_whatever_name_it_is_given(workspace: Path, way: str) -> None:
+    storage = workspace / "storage"
+    storage.mkdir()
+    path, filesystem = {
+        "file-url": (f"file://{storage}", None),
+        "fsspec": (str(storage), LocalFileSystem()),
+        "subtree": ("storage", fs.SubTreeFileSystem(str(workspace), fs.LocalFileSystem())),
+    }[way]
+    interrupt(workspace, filesystem, path=path)
+    result = restored(f"{path}/fit", filesystem)
+    assert (result.error, result.faults) == (None, ())
+    assert starts(workspace / "log") == [0, 3]
+    assert verified(str(storage / "fit")) == [STEPS - 1, STEPS]
+
+
+# --- experiments that were moved -----------------------------------------------------------------
+
+
+def files_of(directory: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("target", ["elsewhere/other", "storage/fit-2/x", "again{A}/moved"])
+def test_a_moved_experiment_goes_on_where_it_is(workspace: Path, target: str) -> None:
+    a = Path(interrupt(workspace, config={"steps": 4}))
+    b = workspace / target.replace("{A}", str(a))
+    b.parent.mkdir(parents=True)
+    shutil.move(a, b)
+    result = restored(str(b))
+    assert (result.error, result.faults) == (None, ())
+    assert starts(workspace / "log") == [0, 3]
+    assert verified(str(b)) == [3, 4]
+    assert not a.exists()
+    assert result.path.startswith(f"{b}/")
+    assert result.checkpoint.path.startswith(f"{b}/")
+
+
+def test_a_copy_goes_on_by_itself_and_leaves_the_original_alone(workspace: Path) -> None:
+    a = Path(interrupt(workspace))
+    b = workspace / "copy"
+    shutil.copytree(a, b)
+    before = files_of(a)
+    assert restored(str(b)).error is None
+    assert files_of(a) == before
+    shutil.rmtree(b)
+    assert restored(str(a)).error is None
+    assert starts(workspace / "log") == [0, 3, 3]
+    assert verified(str(a)) == [STEPS - 1, STEPS]
