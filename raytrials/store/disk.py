@@ -431,7 +431,7 @@ class ObjectDisk(Disk):
 
     def refresh(self) -> bool:
         handler = getattr(self._filesystem, "handler", None)
-        refresh = getattr(handler, "refresh", None)
+        refresh = getattr(handler, "renew_credentials", None)
         return bool(refresh()) if callable(refresh) else False
 
 
@@ -441,7 +441,7 @@ def _fsspec_of(filesystem: Any) -> tuple[Any, str]:
         inner, root = _fsspec_of(filesystem.base_fs)
         return inner, _join(root, filesystem.base_path)
     handler = getattr(filesystem, "handler", None)
-    made = getattr(handler, "filesystem", None)
+    made = getattr(handler, "current_filesystem", None)
     if callable(made):  # one that makes another, as in raytrials.store.refreshing
         return _fsspec_of(made())
     return (handler.fs if isinstance(handler, pyarrow.fs.FSSpecHandler) else None), ""

@@ -52,21 +52,21 @@ class RefreshingHandler(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
         self._factory = factory
         self._made: pyarrow.fs.FileSystem | None = None
 
-    def refresh(self) -> bool:
+    def renew_credentials(self) -> bool:
         """Make the filesystem anew at its next use."""
         self._made = None
         return True
 
     def _call(self, operation: Callable[[pyarrow.fs.FileSystem], T]) -> T:
         try:
-            return operation(self.filesystem())
+            return operation(self.current_filesystem())
         except Exception as error:
             if kind_of(error) != "forbidden":
                 raise
-        self.refresh()
-        return operation(self.filesystem())
+        self.renew_credentials()
+        return operation(self.current_filesystem())
 
-    def filesystem(self) -> pyarrow.fs.FileSystem:
+    def current_filesystem(self) -> pyarrow.fs.FileSystem:
         """Return what the factory made last."""
         if self._made is None:
             self._made = as_pyarrow(self._factory())
