@@ -297,7 +297,8 @@ class Checkpoints:
             return []
         newest = max(index_of(name) or 0 for name in known)
         on_storage = indices(trial.storage.disk, trial.storage.trial_fs_path)
-        names = {checkpoint_name(one) for one in on_storage if one < newest} - known
+        names = {checkpoint_name(one) for one in on_storage if one < newest}
+        names -= known | set(trial.account.bad)
         paths = [f"{trial.storage.trial_fs_path}/{name}" for name in sorted(names)]
         return [path for path in paths if self._is_committed(trial, path)]
 

@@ -149,4 +149,6 @@ def _make_experiment(kwargs: dict[str, Any]) -> _ray.Experiment:
         else:
             if _ray.is_registered(experiment.run_identifier):
                 break
+    # Searchers save it with their state, which Ray without us has to read.
+    experiment.storage = experiment.spec["storage"] = experiment.storage.plain()
     return experiment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from raytrials.store.checkpoint import (
     inspect,
 )
 from raytrials.store.disk import Disk
+from raytrials.store.manifest import MANIFEST
 from raytrials.store.sweep import LEAST_AGE_S, sweep
 from raytrials.store.upload import Upload
 
@@ -116,9 +118,9 @@ class Leftovers:
     def sweep(self) -> None:
         """Delete them. Whatever fails is left for `raytrials verify --sweep`."""
         try:
-            for name in sorted(self.disk.list_names(self.directory) - self.spared):
+            for name in sorted(self._names()):
                 index = index_in(name)
-                if index is not None and index < self.below and self._is_leftover(name):
+                if index is not None and index < self.below:
                     sweep(
                         self.disk,
                         self.filesystem,
@@ -129,11 +131,14 @@ class Leftovers:
         except Exception:
             logger.warning("Could not sweep %s.", self.directory, exc_info=True)
 
-    def _is_leftover(self, name: str) -> bool:
-        if name.startswith((STAGING, REMOVED)):
-            return True
-        finding = inspect(self.disk, f"{self.directory}/{name}", full=False)
-        return finding.verdict is Verdict.INCOMPLETE
+    def _names(self) -> set[str]:
+        names = self.disk.list_names(self.directory)
+        if self.disk.has_rename:
+            # What is called a checkpoint there was one once: without a manifest it is damaged.
+            return {name for name in names if name.startswith((STAGING, REMOVED))}
+        files = [name.split("/") for name in self.disk.list_files(self.directory)]
+        committed = {parts[0] for parts in files if parts[1:] == [MANIFEST]}
+        return {parts[0] for parts in files if len(parts) > 1} - committed - self.spared
 
 
 class Retention:
@@ -156,6 +161,7 @@ class Retention:
         self._unverified = unverified
         self._waiting: dict[str, _Job] = {}
         self._running: dict[Future[None], _Job] = {}
+        self._next_s = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytrials-delete")
 
     def retire(self, path: str, disk: Disk, kept: Callable[[], Sequence[str]]) -> None:
@@ -173,7 +179,14 @@ class Retention:
         self._pool.submit(leftovers.sweep)
 
     def tick(self) -> None:
-        """Start what is due. Never waits."""
+        """Start what is due. Never waits; looking at the trials takes 5 % of the time at most."""
+        begun_s = time.monotonic()
+        if begun_s >= self._next_s:
+            self._start()
+            ended_s = time.monotonic()
+            self._next_s = ended_s + 19 * (ended_s - begun_s)
+
+    def _start(self) -> None:
         self._collect()
         if not self._waiting:
             return
@@ -186,7 +199,7 @@ class Retention:
 
     def finish(self) -> None:
         """Delete what may go, and wait for it."""
-        self.tick()
+        self._start()
         for future in list(self._running):
             future.exception()
         self._collect()
