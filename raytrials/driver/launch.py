@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import threading
@@ -19,7 +18,6 @@ from raytrials.driver.controller import Controller
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageUnwritableError, UnserializableError
-from raytrials.rulefile import read_rules
 
 # Ray's registry of trainables is one dictionary a process, and loses entries or raises when two
 # threads write to it at once. The lock keeps our fits apart; a vanilla fit beside them knows none.
@@ -67,7 +65,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
 
     def _run(self) -> Any:
         context = FitContext(
-            resolve_policy(self._retry_policy),
+            self._retry_policy or RetryPolicy(),
             Checkpoints(),
             charge_decision_s=settings.CHARGE_DECISION_S.get(),
         )
@@ -78,16 +76,6 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         state: dict[str, Any] = super().__getstate__()
         state.pop("_retry_policy", None)
         return state
-
-
-def resolve_policy(given: RetryPolicy | None) -> RetryPolicy:
-    """Return the policy of a fit: what was given, completed from the environment.
-
-    Raises:
-        ConfigurationError: the environment holds a value that is not allowed.
-    """
-    policy = given or RetryPolicy()
-    return policy if policy.rules else dataclasses.replace(policy, rules=read_rules())
 
 
 def _experiment_class(context: FitContext) -> type[_ray.Experiment]:

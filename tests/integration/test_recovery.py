@@ -398,7 +398,7 @@ def test_a_trial_that_is_stopped_while_it_waits_for_its_retry_ends(workspace: Pa
         [1],
         config={"failures": 9},
         max_failures=9,
-        policy=RetryPolicy(rules=[Rule("retry", after_s=120)]),
+        policy=RetryPolicy(rules=[Rule("retry", after_s=120, fault_class="training")]),
         tune_config=tune.TuneConfig(time_budget_s=4),
     )
     assert time.time() - begun_s < 60
@@ -484,7 +484,7 @@ def test_new_trials_are_sampled_while_one_waits_for_its_retry(workspace: Path) -
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=2),
         ),
-        retry_policy=RetryPolicy(rules=[Rule("retry", after_s=15)]),
+        retry_policy=RetryPolicy(rules=[Rule("retry", after_s=15, fault_class="training")]),
     ).fit()
     assert grid.num_errors == 0
     started_s = {

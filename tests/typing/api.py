@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import tune
 
-from raytrials import ActorError, Cause, ChargedFault, RestoreError, RetryPolicy, Tuner
+from raytrials import ActorError, Cause, ChargedFault, RestoreError, RetryPolicy, Rule, Tuner
 from raytrials.driver.result import TrialResult
 from raytrials.errors import TrialError
 
@@ -16,6 +16,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 policy: RetryPolicy = RetryPolicy(restore_retries=3, max_infra_failures=None, count_preemption=True)
+ruled: RetryPolicy = RetryPolicy(rules=[Rule("free", after_s=60, exception="ConnectionError")])
 tuner: Tuner = Tuner(
     train,
     param_space={"x": 1},
