@@ -249,8 +249,8 @@ class RetryPolicy:
         if limit is not None and history.infra_failures >= limit:
             return _failure(
                 dataclasses.replace(history, infra_failures=0),
-                f"{fault.cause}, counted: {limit} infrastructure failures in a row without "
-                "progress were free (max_infra_failures)",
+                f"{fault.cause}, counted: the free infrastructure failures in a row without "
+                f"progress are used up (max_infra_failures={limit})",
             )
         count = history.infra_failures + 1
         return Decision(

@@ -32,7 +32,7 @@ class Rule:
         fault_class: condition: "restore", "training" or "actor".
         cause: condition: a :class:`raytrials.Cause` or its text.
         exception: condition: name of the exception's class or of one of its parents, with or
-            without its module: "ValueError", "torch.cuda.OutOfMemoryError". Only exceptions of the
+            without its module: "ValueError", "requests.exceptions.Timeout". Only exceptions of the
             user's code have one here; a process or machine that went away has none.
         exit_code: condition: what the worker process exited with, 0 to 255. Ray tells it only of a
             process that Python ended, as `sys.exit(7)` does; after `os._exit`, a signal or an abort
@@ -144,7 +144,7 @@ def _check_exception(name: object) -> None:
             "Rule(exception=...)",
             name,
             "the name of a class, with or without its module, as in 'ValueError' or "
-            "'torch.cuda.OutOfMemoryError'; it is not a pattern",
+            "'requests.exceptions.Timeout'; it is not a pattern",
         )
     if name.rpartition(".")[2] in _PARENTS_OF_ALL:
         raise ConfigurationError(

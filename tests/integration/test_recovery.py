@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -369,6 +370,27 @@ def test_rules_come_from_a_file_too(
     (result,) = fit(workspace, exits, [1], max_failures=0, policy=None)
     assert result.error is None
     assert [fault.charge for fault in result.faults] == [Charge.FREE]
+
+
+def leaves(config: dict[str, Any]) -> None:
+    if mark(config, "left"):
+        sys.exit(7) if config["politely"] else os._exit(7)
+    tune.report({"score": 1})
+
+
+@pytest.mark.parametrize("politely", [True, False], ids=["sys.exit", "os._exit"])
+def test_an_exit_code_is_known_of_a_worker_that_python_ended(
+    workspace: Path, politely: bool
+) -> None:
+    (result,) = fit(
+        workspace,
+        leaves,
+        [1],
+        config={"politely": politely},
+        policy=RetryPolicy(rules=[Rule("never", exit_code=7)]),
+    )
+    assert [fault.exit_code for fault in result.faults] == [7 if politely else None]
+    assert (result.error is None) is not politely
 
 
 # --- charges that are decided late ---------------------------------------------------------------
