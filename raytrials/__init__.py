@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raytrials.core.retry import RetryPolicy
     from raytrials.core.rule import Rule
     from raytrials.errors import ActorError, Fatal, RaytrialsError, RestoreError, TrainingError
+    from raytrials.store.audit import verify
     from raytrials.store.refreshing import refreshing_filesystem
     from raytrials.tuner import Tuner
 
@@ -31,6 +32,7 @@ _HOMES = {
     "TrainingError": "raytrials.errors",
     "Tuner": "raytrials.tuner",
     "refreshing_filesystem": "raytrials.store.refreshing",
+    "verify": "raytrials.store.audit",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "TrainingError",
     "Tuner",
     "refreshing_filesystem",
+    "verify",
 ]
 
 

@@ -75,6 +75,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "setup_experiments",
         "save_to_dir",
         "checkpoint",
+        "cleanup",
         "add_trial",
         "stop_trial",
         "_restore_trials",

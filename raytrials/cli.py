@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import raytrials
-from raytrials.errors import ConfigurationError, MissingExtraError, RaytrialsError
+from raytrials.errors import (
+    ConfigurationError,
+    CorruptManifestError,
+    MissingExtraError,
+    RaytrialsError,
+    StorageError,
+)
 
 # Ray reads most of these when it is imported. The demo's Ray serves this machine for a minute: it
 # needs no token and sends no statistics. The rest keeps Ray from writing between the demo's lines.
@@ -49,8 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except RaytrialsError as error:
-        sys.stderr.write(f"error: {error}\n")
+        if getattr(arguments, "json", False):
+            _print_json({"error": _as_json(error)})
+        else:
+            sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+
+
+def _print_json(value: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def _as_json(error: RaytrialsError) -> Mapping[str, object]:
+    return {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"raytrials {raytrials.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
+    _add_verify(commands)
     return parser
 
 
@@ -90,6 +109,53 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo.run(
         faults=not arguments.no_faults, quick=arguments.quick, storage=arguments.storage
     )
+
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "say which checkpoints of an experiment are whole"
+    parser = commands.add_parser(
+        "verify",
+        help=summary,
+        description=f"{summary.capitalize()}. Needs no Ray. Exits with 0 if no committed "
+        "checkpoint is corrupt, with 4 if one is.",
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="directory or URI of an experiment, of one of its trials or of one checkpoint",
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="read every file and compare digests (default: manifests, names and sizes)",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="delete what interrupted attempts left behind, if it is older than one hour",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from raytrials.report.audit import to_text  # noqa: PLC0415 - --help answers at once
+    from raytrials.store.sweep import Outcome  # noqa: PLC0415 - likewise
+
+    audit = raytrials.verify(arguments.path, full=arguments.full, sweep=arguments.sweep)
+    if arguments.json:
+        _print_json(audit.to_json())
+    else:
+        _print(to_text(audit))
+    if not audit.ok:
+        return CorruptManifestError.exit_code
+    return StorageError.exit_code if audit.swept[Outcome.FAILED] else 0
+
+
+def _print(text: str) -> None:
+    """Print what a terminal may not be able to show: file names are any bytes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _require(command: str, packages: Mapping[str, str], extra: str) -> None:

@@ -157,6 +157,41 @@ class MissingExtraError(RaytrialsError, ImportError):
         )
 
 
+class MissingFilesystemError(RaytrialsError, ImportError):
+    """The package that reads a kind of storage is not installed. The caller's to mend."""
+
+    exit_code = 2
+
+    def __init__(self, location: str, detail: str) -> None:
+        super().__init__(location, detail)
+        self.location = location
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.location!r} needs a package that is not installed here: {self.detail}"
+
+
+class NotAnExperimentError(RaytrialsError, ValueError):
+    """A path that should hold an experiment, a trial or a checkpoint holds none.
+
+    The caller's fault; nothing was changed.
+    """
+
+    exit_code = 2
+
+    def __init__(self, location: str, detail: str) -> None:
+        super().__init__(location, detail)
+        self.location = location
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"There is no experiment at {self.location!r}: {self.detail}. Give the directory of an "
+            "experiment (with experiment_state-*.json and a directory for each trial), of one of "
+            "its trials, or of one checkpoint_NNNNNN, as a path or a URI."
+        )
+
+
 class TrialError(RaytrialsError):
     """One failure of one trial, typed.
 

@@ -64,6 +64,7 @@ class Account:
         bad: checkpoints that are not whole: name, or path below the experiment if another trial's,
             and what is wrong.
         unverified: names of checkpoints that vanilla Ray made, which have no manifest.
+        may_be_alive: whether the worker of some attempt may still be at work, unseen.
         restarted: whether the trial was started anew because none of its checkpoints was whole.
         undecided: of a trial whose driver died while charges were open: what it did after each of
             these, oldest first. Their faults are the last in `faults`.
@@ -79,6 +80,7 @@ class Account:
     adopts_from: int = 0
     bad: dict[str, str] = field(default_factory=dict)
     unverified: list[str] = field(default_factory=list)
+    may_be_alive: bool = False
     restarted: bool = False
     undecided: list[Since] = field(default_factory=list)
 
@@ -125,6 +127,7 @@ _PLAIN = (
     "adopts_from",
     "bad",
     "unverified",
+    "may_be_alive",
     "restarted",
 )
 """Fields that are plain JSON as they are, and stand under their own names."""

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ray.tune import Checkpoint
 
 from raytrials import _ray, settings
 from raytrials.core.fault import Cause, Charge, Fault, FaultClass, Phase
+from raytrials.driver.retention import Leftovers
 from raytrials.driver.storage import Attempt
 from raytrials.driver.trial import Trial
 from raytrials.errors import NoCheckpointError
-from raytrials.store.checkpoint import REMOVED, STAGING, Finding, Verdict, inspect
-from raytrials.store.disk import disk_of
-from raytrials.store.manifest import Manifest, checkpoint_name, index_of
+from raytrials.store.catalogue import highest_index, newer, older
+from raytrials.store.checkpoint import Finding, Verdict, inspect
+from raytrials.store.disk import Disk, disk_of
+from raytrials.store.manifest import MANIFEST, Manifest, index_of
 from raytrials.store.retrying import retry
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GAP = 2
 """How many names are left free after an attempt that did not end cleanly.
@@ -49,6 +53,11 @@ class Checkpoints:
         An experiment that was moved keeps its checkpoints where it is now, also those that a trial
         has of another one, and those of vanilla Ray have no manifest.
         """
+        for trial in trials:
+            trial.account.may_be_alive |= not trial.account.ended_cleanly
+            if trial.account.unverified and not trial.account.attempt:
+                names = _names_without_manifest(trial)
+                trial.account.unverified = sorted(names | set(trial.account.unverified))
         homes = {trial.storage.trial_dir_name for trial in trials}
         for trial in trials:
             directory = trial.storage.trial_fs_path
@@ -77,7 +86,7 @@ class Checkpoints:
         account, storage = trial.account, trial.storage
         first = max(account.next_index, storage.current_checkpoint_index + 1)
         if account.attempt > 1 or storage.disk.has_rename:
-            first = max(first, 1 + max(self._indices_on(trial), default=-1))
+            first = max(first, 1 + self._highest_index(trial))
         if not account.ended_cleanly:
             first += GAP
         account.ended_cleanly = False
@@ -85,19 +94,25 @@ class Checkpoints:
         storage.current_checkpoint_index = first - 1
         storage.attempt = Attempt(account.experiment, trial.trial_id, account.attempt)
 
-    def _indices_on(self, trial: Trial) -> Iterator[int]:
+    def _highest_index(self, trial: Trial) -> int:
         try:
-            names = trial.storage.disk.list_names(trial.storage.trial_fs_path)
+            return highest_index(trial.storage.disk, trial.storage.trial_fs_path)
         except Exception:
             logger.warning("Could not list the checkpoints of trial %s.", trial, exc_info=True)
-            return
-        for name in names:
-            index = index_of(name)
-            if index is None and name.startswith((STAGING, REMOVED)):
-                digits = name.split("-")[1]
-                index = int(digits) if digits.isdigit() else None
-            if index is not None:
-                yield index
+            return -1
+
+    def leftovers(self, trial: Trial) -> Leftovers:
+        """Return what the attempts before the present one may have left half done."""
+        storage, account = trial.storage, trial.account
+        return Leftovers(
+            disk=storage.disk,
+            filesystem=storage.storage_filesystem,
+            directory=storage.trial_fs_path,
+            below=account.next_index,
+            spared=frozenset(account.unverified) | {_name(path) for path in trial.kept_paths()},
+            all_dead=not account.may_be_alive and not trial.open_charges,
+            retry_s=storage.attempt.retry_s,
+        )
 
     # --- choice ----------------------------------------------------------------------------------
 
@@ -148,13 +163,7 @@ class Checkpoints:
 
     def _look(self, checkpoint: Checkpoint) -> Finding:
         disk = disk_of(checkpoint.filesystem)
-        return retry(
-            disk,
-            "reading",
-            checkpoint.path,
-            lambda: inspect(disk, checkpoint.path, full=False),
-            limit_s=DRIVER_RETRY_S,
-        )
+        return self._read(disk, checkpoint.path, lambda: inspect(disk, checkpoint.path, full=False))
 
     def is_verifiable(self, trial: Trial, checkpoint: Checkpoint) -> bool:
         """Whether the worker is to read every byte of a checkpoint before it is used."""
@@ -219,33 +228,31 @@ class Checkpoints:
         On record, or on storage alone.
         """
         directory, _, name = checkpoint.path.rpartition("/")
-        index = index_of(name)
-        if index is None:
+        than = index_of(name)
+        if than is None:
             return None
-        beside = {
+        candidates = {
             index_of(_name(result.checkpoint.path)): result
             for result in _ray.registered_checkpoints(trial)
             if result.checkpoint.path.rpartition("/")[0] == directory
         }
         disk = disk_of(checkpoint.filesystem)
-        names = retry(
-            disk,
-            "listing",
-            directory,
-            lambda: disk.list_names(directory),
-            limit_s=DRIVER_RETRY_S,
-        )
-        known = {one for one in beside if one is not None}
-        on_disk = {one for one in map(index_of, names) if one is not None}
-        for candidate in sorted({one for one in known | on_disk if one < index}, reverse=True):
-            if candidate in beside:
-                return beside[candidate]
-            path = f"{directory}/{checkpoint_name(candidate)}"
-            found = Checkpoint(path, filesystem=checkpoint.filesystem)
-            manifest = self._look(found).manifest
-            if manifest is not None:
-                return _result_of(found, manifest)
-        return None
+
+        def on_storage() -> tuple[str, Finding] | None:
+            # Without a manifest that can be read there is nothing to go on from.
+            readable = (one for one in older(disk, directory, than) if one[1].manifest is not None)
+            return next(readable, None)
+
+        found = self._read(disk, directory, on_storage)
+        if found is not None and found[1].manifest is not None:
+            beside = Checkpoint(f"{directory}/{found[0]}", filesystem=checkpoint.filesystem)
+            candidates.setdefault(index_of(found[0]), _result_of(beside, found[1].manifest))
+        best = max((one for one in candidates if one is not None and one < than), default=None)
+        return candidates[best] if best is not None else None
+
+    @staticmethod
+    def _read(disk: Disk, path: str, operation: Callable[[], T]) -> T:
+        return retry(disk, "reading", path, operation, limit_s=DRIVER_RETRY_S)
 
     # --- what no driver has seen -----------------------------------------------------------------
 
@@ -263,19 +270,19 @@ class Checkpoints:
         if latest is not None and latest.path.startswith(f"{directory}/"):
             known.append(_name(latest.path))
         newest = max((index_of(name) or 0 for name in known), default=-1)
+        disk = trial.storage.disk
         found = []
-        for index in sorted(set(self._indices_on(trial))):
-            name = checkpoint_name(index)
-            if index <= newest or name in account.bad:
+        for name, finding in self._read(
+            disk, directory, lambda: list(newer(disk, directory, newest))
+        ):
+            if name in account.bad:
                 continue
             checkpoint = Checkpoint(
                 f"{directory}/{name}", filesystem=trial.storage.storage_filesystem
             )
-            finding = self._look(checkpoint)
-            if finding.manifest is None or _owner_problem(trial, checkpoint.path, finding):
-                continue  # a leftover, or not this trial's
-            if finding.verdict is not Verdict.VERIFIED:
-                self.charge(trial, checkpoint, finding.problem, Cause.CHECKPOINT_CORRUPT)
+            problem = finding.problem or _owner_problem(trial, checkpoint.path, finding)
+            if problem or finding.manifest is None:
+                self.charge(trial, checkpoint, problem, Cause.CHECKPOINT_CORRUPT)
             elif finding.manifest.header.attempt >= account.adopts_from:
                 found.append(_result_of(checkpoint, finding.manifest))
         return found
@@ -292,6 +299,16 @@ def _owner_problem(trial: Trial, path: str, finding: Finding) -> str:
 def _result_of(checkpoint: Checkpoint, manifest: Manifest) -> Any:
     metrics = {**manifest.header.metrics, "checkpoint_dir_name": _name(checkpoint.path)}
     return _ray.TrainingResult(checkpoint=checkpoint, metrics=metrics)
+
+
+def _names_without_manifest(trial: Trial) -> set[str]:
+    """Return the names of all checkpoints in a trial's directory that have no manifest."""
+    disk, directory = trial.storage.disk, trial.storage.trial_fs_path
+    return {
+        name
+        for name in disk.list_names(directory)
+        if index_of(name) is not None and MANIFEST not in disk.list_files(f"{directory}/{name}")
+    }
 
 
 def _name(path: str) -> str:

@@ -273,6 +273,24 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         else:
             self._retention.tick()
 
+    def cleanup(self) -> None:
+        """Clean up as Ray does, and wait for what is still written or deleted.
+
+        Also when an exception ends the fit: whoever restores the experiment next must not read a
+        state that is half uploaded.
+        """
+        try:
+            super().cleanup()
+        finally:
+            self._retention.close()
+            self._wait_for_upload()
+
+    def _wait_for_upload(self) -> None:
+        try:
+            self._syncer.wait()
+        except Exception:
+            logger.warning("Could not upload the state of the experiment.", exc_info=True)
+
     def _paths_in_use(self) -> set[str]:
         """Return the checkpoints that some trial is restored from, or may be."""
         used = set(_ray.checkpoints_kept_by(self._scheduler_alg))

@@ -10,8 +10,16 @@ from typing import Any
 
 from raytrials import _ray
 from raytrials.core.retention import Retired, due
-from raytrials.store.checkpoint import Verdict, delete, inspect
+from raytrials.store.checkpoint import (
+    REMOVED,
+    STAGING,
+    Verdict,
+    delete,
+    index_in,
+    inspect,
+)
 from raytrials.store.disk import Disk
+from raytrials.store.sweep import LEAST_AGE_S, sweep
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +63,52 @@ class _Job:
     kept: Callable[[], Sequence[str]]
 
 
+@dataclass(frozen=True)
+class Leftovers:
+    """What earlier attempts of a trial may have left half done.
+
+    Attributes:
+        disk: where.
+        filesystem: the same.
+        directory: the trial's.
+        below: the first index of the attempt that begins; its own names are not looked at.
+        spared: names of checkpoints that are none, though they have no manifest.
+        all_dead: whether every earlier attempt is known to be dead; otherwise what changed in the
+            last hour is left alone.
+        retry_s: how long a storage that does not answer is tried again.
+    """
+
+    disk: Disk
+    filesystem: Any
+    directory: str
+    below: int
+    spared: frozenset[str]
+    all_dead: bool
+    retry_s: float
+
+    def sweep(self) -> None:
+        """Delete them. Whatever fails is left for `raytrials verify --sweep`."""
+        try:
+            for name in sorted(self.disk.list_names(self.directory) - self.spared):
+                index = index_in(name)
+                if index is not None and index < self.below and self._is_leftover(name):
+                    sweep(
+                        self.disk,
+                        self.filesystem,
+                        f"{self.directory}/{name}",
+                        retry_s=self.retry_s,
+                        least_age_s=0 if self.all_dead else LEAST_AGE_S,
+                    )
+        except Exception:
+            logger.warning("Could not sweep %s.", self.directory, exc_info=True)
+
+    def _is_leftover(self, name: str) -> bool:
+        if name.startswith((STAGING, REMOVED)):
+            return True
+        finding = inspect(self.disk, f"{self.directory}/{name}", full=False)
+        return finding.verdict is Verdict.INCOMPLETE
+
+
 class Retention:
     """The deletion of retired checkpoints.
 
@@ -87,6 +141,10 @@ class Retention:
         """
         self._waiting[path] = _Job(Retired(path, self._syncer.written), disk, kept)
 
+    def sweep(self, leftovers: Leftovers) -> None:
+        """Delete what earlier attempts of a trial left half done."""
+        self._pool.submit(leftovers.sweep)
+
     def tick(self) -> None:
         """Start what is due. Never waits."""
         self._collect()
@@ -105,6 +163,10 @@ class Retention:
         for future in list(self._running):
             future.exception()
         self._collect()
+
+    def close(self) -> None:
+        """Wait for what runs, and start nothing more."""
+        self._pool.shutdown()
 
     def _collect(self) -> None:
         for future, job in [one for one in self._running.items() if one[0].done()]:

@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 _TRIAL_ID = "trial_id"
 
+_WORKER_UNSEEN = {Cause.NODE_LOST, Cause.PREEMPTED, Cause.ACTOR_UNAVAILABLE, Cause.HUNG}
+"""Causes after which nobody knows that the worker is gone."""
+
 DEATH_DECISION_S = 3.0
 """How long the charge of a worker's death stays open, in which its node may turn out dead too."""
 
@@ -137,6 +140,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             if self._exploits():
                 self.account.adopts_from = self.account.attempt
             self.context.checkpoints.name_attempt(self)
+            if self.account.attempt > 1 and self.context.retention is not None:
+                self.context.retention.sweep(self.context.checkpoints.leftovers(self))
             self.invalidate_json_state()
 
     def _exploits(self) -> bool:
@@ -151,6 +156,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def on_restoring(self) -> None:
         """What happens to the attempt from here on happens to its restore."""
         self.phase = Phase.RESTORING
+        self._forget_probe()
 
     def on_stopping(self) -> None:
         """The trial was told to stop."""
@@ -316,7 +322,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         limit_s = self.context.charge_decision_s
         if fault.cause is Cause.WORKER_DIED:
             limit_s = min(limit_s, DEATH_DECISION_S)
-        causes = (cause,) if certain else (fault.cause, Cause.NODE_LOST, Cause.PREEMPTED)
+        causes = (cause,) if certain else (cause, Cause.NODE_LOST, Cause.PREEMPTED)
+        fault = dataclasses.replace(fault, cause=cause)
         self.open_charges += (OpenCharge(fault, error, node_id, causes, self._failed_s + limit_s),)
         self._decision = Decision(
             retry=True,
@@ -390,6 +397,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def _book(self, fault: Fault, cause: Cause, error: TrialError) -> ChargedFault:
         fault = dataclasses.replace(fault, cause=cause)
         error = _with_cause(error, cause)
+        self.account.may_be_alive |= cause in _WORKER_UNSEEN
         decision = self.context.policy.decide(fault, self.account.history)
         self._decision = decision
         charged = ChargedFault.book(fault, decision.charge, decision.reason)

@@ -7,6 +7,7 @@ and renamed where renames are atomic; elsewhere the manifest, written last, is t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from raytrials.store.manifest import (
     Manifest,
     checkpoint_name,
     digest_of,
+    index_of,
 )
 from raytrials.store.retrying import retry
 
@@ -34,6 +36,15 @@ REMOVED = ".removed-"
 
 _OUTSIDE = frozenset({MANIFEST, RAY_METADATA})
 """Files of a checkpoint that its manifest does not list."""
+
+
+def index_in(name: str) -> int | None:
+    """Return the index in the name of a checkpoint, staged or removed ones included."""
+    index = index_of(name)
+    if index is None and name.startswith((STAGING, REMOVED)):
+        digits = name.split("-")[1]
+        index = int(digits) if digits.isdigit() else None
+    return index
 
 
 class Verdict(str, Enum):
@@ -89,8 +100,9 @@ def commit(
         retry_s: how long a storage that fails is tried again.
 
     Raises:
-        StorageError: the storage failed for good. Nothing is committed; leftovers may stay.
-        SourceChangedError: the source's files changed meanwhile.
+        StorageError: the storage failed for good. Nothing is committed, unless the answer to the
+            very last step was lost; leftovers may stay.
+        SourceChangedError: the source's files changed meanwhile, or it is not there.
     """
     name = checkpoint_name(header.index)
     final = f"{directory}/{name}"
@@ -98,13 +110,14 @@ def commit(
         f"{directory}/{STAGING}{header.index:06d}-{header.attempt}" if disk.has_rename else final
     )
     copy = _Copy(disk, place, *source, retry_s)
+    copy.check_source_exists()
     copy.refuse_existing(final)
     copy.make_directories()
     manifest = Manifest(header, copy.copy_files())
     copy.check_source()
     copy.write_manifest(manifest)
     if disk.has_rename:
-        copy.rename(final)
+        copy.rename(final, manifest)
     return manifest
 
 
@@ -136,6 +149,13 @@ class _Copy:
     def _do(self, what: str, path: str, operation: Callable[[], None]) -> None:
         retry(self._disk, what, path, operation, limit_s=self._retry_s)
 
+    def check_source_exists(self) -> None:
+        if self._entries:
+            return
+        above, _, name = self._source_path.rstrip("/").rpartition("/")
+        if name not in self._source.list_names(above or "/"):
+            raise SourceChangedError(self._source_path, "there is no such directory")
+
     def refuse_existing(self, final: str) -> None:
         names = retry(
             self._disk,
@@ -149,7 +169,16 @@ class _Copy:
             raise StorageError("commit", final, "refused", detail)
 
     def make_directories(self) -> None:
-        self._directories = self._source.list_directories(self._source_path)
+        self._directories = retry(
+            self._source,
+            "listing",
+            self._source_path,
+            lambda: self._source.list_directories(self._source_path),
+            limit_s=self._retry_s,
+        )
+        if self._disk.has_rename:
+            # What a failed commit of the same name left would be taken for part of this one.
+            self._do("clearing", self._place, lambda: self._disk.delete_tree(self._place))
         for below in ("", *self._directories):
             path = f"{self._place}/{below}".rstrip("/")
             self._do("making a directory", path, functools.partial(self._disk.make_directory, path))
@@ -183,7 +212,7 @@ class _Copy:
         try:
             record = retry(self._disk, "writing", target, once, limit_s=limit_s)
         except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError) and not self._is_in_source(name):
+            if isinstance(error.__cause__, FileNotFoundError) and name not in self._list_source():
                 raise SourceChangedError(self._source_path, f"{name} was deleted") from error
             if not dispensable or error.kind in {"full", "forbidden"}:
                 raise
@@ -193,9 +222,6 @@ class _Copy:
             detail = f"{name} had {expected} bytes, then {record.size}"
             raise SourceChangedError(self._source_path, detail)
         return record
-
-    def _is_in_source(self, name: str) -> bool:
-        return name in self._source.list_files(self._source_path)
 
     def check_source(self) -> None:
         now = self._list_source()
@@ -215,10 +241,23 @@ class _Copy:
         data = manifest.encode()
         self._do("writing", path, lambda: self._disk.write(path, data))
 
-    def rename(self, final: str) -> None:
+    def rename(self, final: str, manifest: Manifest) -> None:
+        def once() -> None:
+            try:
+                self._disk.rename(self._place, final)
+            except OSError:
+                if not is_done():
+                    raise
+
+        def is_done() -> bool:
+            """Whether it worked, and only the answer was lost."""
+            with contextlib.suppress(FileNotFoundError):
+                return self._disk.read(f"{final}/{MANIFEST}") == manifest.encode()
+            return False
+
         parent = os.path.dirname(final)  # noqa: PTH120 - a path on the store, not here
         self._do("syncing", self._place, lambda: self._disk.sync(self._place))
-        self._do("renaming", final, lambda: self._disk.rename(self._place, final))
+        self._do("renaming", final, once)
         self._do("syncing", parent, lambda: self._disk.sync(parent))
 
 
@@ -359,11 +398,15 @@ def fetch(disk: Disk, path: str, manifest: Manifest, target: str) -> str:
         target: an absolute path on this machine; made if it is not there.
 
     Returns:
-        What is wrong with it, as in :class:`Finding`; "" if nothing is.
+        What is wrong with it, as in :class:`Finding`; "" if nothing is, and then `target` holds
+        what was committed, and Ray's metadata as it is now.
+
+    Raises:
+        Exception: what a filesystem raised; that says nothing of the checkpoint.
     """
     local = LocalDisk(fsync=False)
     problems = dict.fromkeys(manifest.files, "")
-    for below in {os.path.dirname(name) for name in manifest.files}:  # noqa: PTH120 - relative
+    for below in {"", *map(os.path.dirname, manifest.files)}:
         local.make_directory(f"{target}/{below}")
 
     def copy(share: Sequence[str]) -> None:
@@ -377,6 +420,8 @@ def fetch(disk: Disk, path: str, manifest: Manifest, target: str) -> str:
 
     sizes = {name: record.size for name, record in manifest.files.items()}
     in_parallel(copy, shares_of(list(sizes), sizes))
+    with contextlib.suppress(FileNotFoundError):
+        local.write(f"{target}/{RAY_METADATA}", disk.read(f"{path}/{RAY_METADATA}"))
     return next(filter(None, problems.values()), "")
 
 
@@ -396,6 +441,7 @@ def delete(disk: Disk, path: str) -> None:
             disk.rename(path, removed)
         except FileNotFoundError:
             return
+        disk.sync(parent)  # or a power cut could give the name back to what is half deleted
         disk.delete_tree(removed)
     else:
         disk.delete_file(f"{path}/{MANIFEST}")

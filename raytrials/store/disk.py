@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import posixpath
 import shutil
@@ -96,7 +97,10 @@ class Disk(ABC):
 
     @abstractmethod
     def make_directory(self, path: str) -> None:
-        """Make a directory and those above it; no error if it exists, nothing where none exist."""
+        """Make a directory and those above it; no error if it exists, nothing where none exist.
+
+        Those above it are durable then if they were made; itself when its parent is synced.
+        """
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
@@ -152,14 +156,15 @@ class LocalDisk(Disk):
         self._filesystem = filesystem
 
     def _at(self, path: str) -> str:
-        return f"{self._root}/{path.lstrip('/')}" if self._root else path
+        return _join(self._root, path)
 
     def list_files(self, path: str) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         for name, entry in self._walk(self._at(path)):
             if entry.is_file():
-                stat = entry.stat()
-                found[name] = Entry(stat.st_size, stat.st_mtime, stat.st_mtime_ns)
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    stat = entry.stat()
+                    found[name] = Entry(stat.st_size, stat.st_mtime, stat.st_mtime_ns)
         return found
 
     def list_names(self, path: str) -> set[str]:
@@ -171,9 +176,16 @@ class LocalDisk(Disk):
     def list_directories(self, path: str) -> list[str]:
         return [name for name, entry in self._walk(self._at(path)) if entry.is_dir()]
 
-    def _walk(self, top: str, below: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    def _walk(
+        self, top: str, below: str = "", above: tuple[tuple[int, int], ...] = ()
+    ) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        path = f"{top}/{below}" if below else top
         try:
-            with os.scandir(f"{top}/{below}" if below else top) as scan:
+            stat = os.stat(path)  # noqa: PTH116 - once for each directory
+            if (stat.st_dev, stat.st_ino) in above:
+                return  # a link to where it stands
+            above = (*above, (stat.st_dev, stat.st_ino))
+            with os.scandir(path) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -181,7 +193,7 @@ class LocalDisk(Disk):
             name = f"{below}/{entry.name}" if below else entry.name
             yield name, entry
             if entry.is_dir():
-                yield from self._walk(top, name)
+                yield from self._walk(top, name, above)
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[Reader]:
@@ -195,7 +207,7 @@ class LocalDisk(Disk):
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[Writer]:
         if self._filesystem is not None:
-            with self._filesystem.open_output_stream(path) as stream:
+            with self._filesystem.open_output_stream(path, compression=None) as stream:
                 yield stream
             if self._fsync:
                 _sync_path(self._at(path), os.O_RDONLY)
@@ -209,7 +221,14 @@ class LocalDisk(Disk):
             os.close(descriptor)
 
     def make_directory(self, path: str) -> None:
-        Path(self._at(path)).mkdir(parents=True, exist_ok=True)
+        directory = Path(self._at(path))
+        try:
+            directory.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            above = posixpath.dirname(path.rstrip("/"))
+            self.make_directory(above)
+            self.sync(posixpath.dirname(above))
+            directory.mkdir(exist_ok=True)
 
     def rename(self, old: str, new: str) -> None:
         if os.path.lexists(self._at(new)):
@@ -224,8 +243,11 @@ class LocalDisk(Disk):
         Path(self._at(path)).unlink(missing_ok=True)
 
     def delete_tree(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._at(path))
+        top = self._at(path)
+        while os.path.lexists(top):
+            # Ends early when someone else deletes too.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(top)
 
 
 @dataclass(frozen=True)
@@ -292,8 +314,23 @@ class ObjectDisk(Disk):
         return sorted(found)
 
     def _list(self, path: str, *, recursive: bool) -> list[pyarrow.fs.FileInfo]:
+        self._forget()
         selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
-        return list(self._filesystem.get_file_info(selector))
+        try:
+            return list(self._filesystem.get_file_info(selector))
+        except NotADirectoryError:
+            return []
+
+    def _exists(self, path: str) -> bool:
+        self._forget()
+        found = self._filesystem.get_file_info(path)
+        return bool(found.type != pyarrow.fs.FileType.NotFound)
+
+    def _forget(self) -> None:
+        # Many of fsspec's filesystems answer with what they once listed.
+        inner, _ = _fsspec_of(self._filesystem)
+        if inner is not None:
+            inner.invalidate_cache()
 
     def open(self, path: str) -> contextlib.AbstractContextManager[Reader]:
         return _open_pyarrow(self._filesystem, path)
@@ -301,11 +338,11 @@ class ObjectDisk(Disk):
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[Writer]:
         try:
-            opened = self._filesystem.open_output_stream(path)
+            opened = self._filesystem.open_output_stream(path, compression=None)
         except FileNotFoundError:
             # Not an object store after all: its directories want to be made.
             self._filesystem.create_dir(posixpath.dirname(path))
-            opened = self._filesystem.open_output_stream(path)
+            opened = self._filesystem.open_output_stream(path, compression=None)
         with opened as stream:
             yield stream
 
@@ -319,13 +356,37 @@ class ObjectDisk(Disk):
         """Nothing: a closed file is durable."""
 
     def delete_file(self, path: str) -> None:
-        if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
+        if not self._exists(path):
+            return
+        inner, prefix = _fsspec_of(self._filesystem)
+        if inner is None:
             self._filesystem.delete_file(path)
+        else:
+            # Its `rm`, which pyarrow calls, would take the path for a pattern.
+            inner.rm_file(_join(prefix, path))
 
     def delete_tree(self, path: str) -> None:
-        if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
-            with contextlib.suppress(FileNotFoundError):
-                self._filesystem.delete_dir(path)
+        if not self._exists(path):
+            return
+        inner, prefix = _fsspec_of(self._filesystem)
+        if inner is not None and glob.has_magic(_join(prefix, path)):
+            self._delete_literally(path)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(path)
+
+    def _delete_literally(self, path: str) -> None:
+        """Delete a directory whose name fsspec's `rm` takes for a pattern that others match."""
+        inner, prefix = _fsspec_of(self._filesystem)
+        found = self._list(path, recursive=True)
+        for info in found:
+            if info.type == pyarrow.fs.FileType.File:
+                self.delete_file(info.path)
+        directories = [info.path for info in found if info.type == pyarrow.fs.FileType.Directory]
+        for directory in (*sorted(directories, reverse=True), path):
+            # Most stores have none, and say so.
+            with contextlib.suppress(OSError, NotImplementedError):
+                inner.rmdir(_join(prefix, directory))
 
     def refresh(self) -> bool:
         handler = getattr(self._filesystem, "handler", None)
@@ -333,9 +394,22 @@ class ObjectDisk(Disk):
         return bool(refresh()) if callable(refresh) else False
 
 
+def _fsspec_of(filesystem: Any) -> tuple[Any, str]:
+    """Return fsspec's filesystem under one of pyarrow, and what stands before paths on it."""
+    if isinstance(filesystem, pyarrow.fs.SubTreeFileSystem):
+        inner, root = _fsspec_of(filesystem.base_fs)
+        return inner, _join(root, filesystem.base_path)
+    handler = getattr(filesystem, "handler", None)
+    made = getattr(handler, "filesystem", None)
+    if callable(made):  # one that makes another, as in raytrials.store.refreshing
+        return _fsspec_of(made())
+    return (handler.fs if isinstance(handler, pyarrow.fs.FSSpecHandler) else None), ""
+
+
 @contextlib.contextmanager
 def _open_pyarrow(filesystem: Any, path: str) -> Iterator[Reader]:
-    with filesystem.open_input_stream(path) as stream:
+    # Left to itself pyarrow packs and unpacks files by the ends of their names.
+    with filesystem.open_input_stream(path, compression=None) as stream:
         yield _Stream(stream)
 
 
@@ -366,15 +440,19 @@ def _local_root(filesystem: Any) -> str | None:
         return ""
     if isinstance(filesystem, pyarrow.fs.SubTreeFileSystem):
         root = _local_root(filesystem.base_fs)
-        return None if root is None else posixpath.join(root, filesystem.base_path)
+        return None if root is None else _join(root, filesystem.base_path)
     if isinstance(filesystem, pyarrow.fs.PyFileSystem):
         handler = filesystem.handler
         wrapped = isinstance(handler, pyarrow.fs.FSSpecHandler)
         return _local_root(handler.fs) if wrapped else None
     if isinstance(filesystem, DirFileSystem):
         root = _local_root(filesystem.fs)
-        return None if root is None else posixpath.join(root, str(filesystem.path))
+        return None if root is None else _join(root, str(filesystem.path))
     return None
+
+
+def _join(root: str, path: str) -> str:
+    return f"{root.rstrip('/')}/{path.lstrip('/')}" if root else path
 
 
 def disk_at(location: str | os.PathLike[str], filesystem: Any = None) -> tuple[Disk, str]:

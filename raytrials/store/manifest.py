@@ -141,6 +141,9 @@ class Manifest:
             }
         except (KeyError, TypeError) as error:
             raise CorruptManifestError(f"a field is missing or wrong: {error}") from error
+        for path in files:
+            if path.startswith("/") or ".." in path.split("/"):
+                raise CorruptManifestError(f"{path!r} is outside of the checkpoint")
         return cls(header, files)
 
     @property
@@ -161,9 +164,11 @@ def plain(value: Any) -> Any:
     """
     if value is None or type(value) in {bool, int, str}:
         return value
-    if isinstance(value, int | str):
-        return str(value) if isinstance(value, str) else int(value)
-    if isinstance(value, float):
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
@@ -171,8 +176,8 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, numbers.Real):
-        return float(value)
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        listed = value.tolist()
+        if type(listed) is not type(value):  # as for numbers that Python has none for
+            return plain(listed)
     return repr(value)

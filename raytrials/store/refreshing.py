@@ -59,14 +59,15 @@ class RefreshingHandler(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
 
     def _call(self, operation: Callable[[pyarrow.fs.FileSystem], T]) -> T:
         try:
-            return operation(self._filesystem())
+            return operation(self.filesystem())
         except Exception as error:
             if kind_of(error) != "forbidden":
                 raise
         self.refresh()
-        return operation(self._filesystem())
+        return operation(self.filesystem())
 
-    def _filesystem(self) -> pyarrow.fs.FileSystem:
+    def filesystem(self) -> pyarrow.fs.FileSystem:
+        """Return what the factory made last."""
         if self._made is None:
             self._made = as_pyarrow(self._factory())
         return self._made
@@ -114,13 +115,17 @@ class RefreshingHandler(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
         self._call(lambda fs: fs.copy_file(src, dest))
 
     def open_input_stream(self, path: str) -> Any:
-        return self._call(lambda fs: fs.open_input_stream(path))
+        return self._call(lambda fs: fs.open_input_stream(path, compression=None))
 
     def open_input_file(self, path: str) -> Any:
         return self._call(lambda fs: fs.open_input_file(path))
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
-        return self._call(lambda fs: fs.open_output_stream(path, metadata=metadata))
+        return self._call(
+            lambda fs: fs.open_output_stream(path, compression=None, metadata=metadata)
+        )
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
-        return self._call(lambda fs: fs.open_append_stream(path, metadata=metadata))
+        return self._call(
+            lambda fs: fs.open_append_stream(path, compression=None, metadata=metadata)
+        )

@@ -24,6 +24,7 @@ LONGEST_WAIT_S = 5.0
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL_WORDS = ("no space left", "quota")
 _FORBIDDEN_WORDS = (
     "access_denied",
     "accessdenied",
@@ -46,26 +47,42 @@ _LASTING = {
     errno.ENOTDIR,
     errno.ENOTEMPTY,
 }
-# A mistake in the call, or in the filesystem's code: time does not mend it.
-_MISTAKES = (AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+_LASTING_TYPES = (
+    # As `_LASTING`: fsspec's filesystems raise these without a number.
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    # A mistake in the call, or in the filesystem's code.
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
 
 
-def kind_of(error: BaseException) -> str:
+def kind_of(error: BaseException, path: str = "") -> str:
     """Return what ails the storage: `full`, `forbidden`, `refused` or `unavailable`.
 
-    Only the last may pass by itself. Clients of object stores tell by text alone.
+    Only the last may pass by itself. Clients of object stores tell by text alone; words that are in
+    the path, which most errors name, say nothing.
     """
     code = error.errno if isinstance(error, OSError) else None
     text = str(error).lower()
-    if code in _FULL or "no space left" in text or "quota" in text:
+
+    def says(words: tuple[str, ...]) -> bool:
+        return any(word in text and word not in path.lower() for word in words)
+
+    if code in _FULL:
         return "full"
     if code in _FORBIDDEN or isinstance(error, PermissionError):
         return "forbidden"
-    if any(word in text for word in _FORBIDDEN_WORDS):
-        return "forbidden"
-    if code in _LASTING or isinstance(error, _MISTAKES):
+    if code in _LASTING or isinstance(error, _LASTING_TYPES):
         return "refused"
-    return "unavailable"
+    if says(_FULL_WORDS):
+        return "full"
+    return "forbidden" if says(_FORBIDDEN_WORDS) else "unavailable"
 
 
 def retry(
@@ -100,7 +117,7 @@ def retry(
         except StorageError:
             raise
         except Exception as error:
-            kind = kind_of(error)
+            kind = kind_of(error, path)
             if kind == "forbidden" and not refreshed and disk.refresh():
                 refreshed = True
                 continue

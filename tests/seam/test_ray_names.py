@@ -82,6 +82,7 @@ PARAMETERS = {
     (_ray.RayActorManager, "_actor_start_failed"): ["tracked_actor", "exception"],
     (_ray.TuneController, "setup_experiments"): ["experiments", "total_num_samples"],
     (_ray.TuneController, "save_to_dir"): [],
+    (_ray.TuneController, "cleanup"): [],
     (_ray.TuneController, "checkpoint"): ["force", "wait"],
     (_ray.TuneController, "_process_trial_save"): ["trial", "checkpoint_value"],
     (_ray.TuneController, "_schedule_trial_train"): ["trial"],

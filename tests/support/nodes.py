@@ -65,10 +65,11 @@ class Nodes:
 
     def freeze(self, node_id: str) -> None:
         """SIGSTOP a node's processes."""
-        for pid in self._pids(self.nodes.pop(node_id)):
+        frozen = self._pids(self.nodes.pop(node_id))
+        for pid in frozen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-                self.frozen.append(pid)
+        self.frozen += frozen
 
     def drain(self, node_id: str, in_s: float) -> None:
         """Announce that a node is preempted in so many seconds."""
@@ -116,13 +117,27 @@ class JoinLater(tune.Callback):
             kind.nodes.add(resources={"special": 1})
 
 
+class JoinAfterFreeze(tune.Callback):
+    """Adds a node, from the main thread as above, each time that one was frozen."""
+
+    nodes: Nodes
+    answered = 0
+
+    def on_step_begin(self, **_: Any) -> None:
+        """Add it when it is time."""
+        kind = type(self)
+        if len(kind.nodes.frozen) > kind.answered:
+            kind.answered = len(kind.nodes.frozen)
+            kind.nodes.add()
+
+
 @contextlib.contextmanager
 def running_nodes() -> Iterator[Nodes]:
     """Run a cluster, and a driver connected to it."""
     directory = tempfile.mkdtemp(prefix="rt")
     nodes = Nodes(directory)
     try:
-        JoinLater.nodes = nodes
+        JoinLater.nodes = JoinAfterFreeze.nodes = nodes
         ray.init(address=nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
         yield nodes
     finally:
@@ -169,3 +184,40 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
         if time.monotonic() > deadline:
             sys.exit("the condition did not come true")
         time.sleep(0.05)
+
+
+def thaw(pid: int) -> None:
+    """Let one process of a frozen node go on; its raylet stays frozen."""
+    os.kill(pid, signal.SIGCONT)
+
+
+def outliving(config: dict[str, Any]) -> None:
+    """Save six steps. The first attempt is held in its third save, the second before its last step.
+
+    Files in `directory` say where they are (`holding`, `waiting`) and let them go (`go`, `finish`).
+    """
+    from raytrials.store import checkpoint as store  # noqa: PLC0415 - in the worker
+
+    directory = Path(config["directory"])
+    begin, given = 0, tune.get_checkpoint()
+    if given:
+        with given.as_directory() as path:
+            begin = json.loads(Path(path, "step").read_text())
+    first = given is None
+    write_manifest = store._Copy.write_manifest
+
+    def hold(self: Any, manifest: Any) -> None:
+        if first and manifest.header.iteration == 3:
+            (directory / "holding").write_text(str(os.getpid()))
+            wait_for((directory / "go").exists, 120)
+        write_manifest(self, manifest)
+
+    store._Copy.write_manifest = hold
+    for step in range(begin + 1, 7):
+        if not first and step == 6:
+            (directory / "waiting").touch()
+            wait_for((directory / "finish").exists, 120)
+        with tempfile.TemporaryDirectory() as path:
+            Path(path, "step").write_text(json.dumps(step))
+            Path(path, f"attempt-{1 if first else 2}").touch()
+            tune.report({"count": step}, checkpoint=tune.Checkpoint.from_directory(path))

@@ -6,7 +6,16 @@ from typing import Any
 
 from ray import tune
 
-from raytrials import ActorError, Cause, ChargedFault, RestoreError, RetryPolicy, Rule, Tuner
+from raytrials import (
+    ActorError,
+    Cause,
+    ChargedFault,
+    RestoreError,
+    RetryPolicy,
+    Rule,
+    Tuner,
+    verify,
+)
 from raytrials.driver.result import TrialResult
 from raytrials.errors import TrialError
 
@@ -26,6 +35,13 @@ tuner: Tuner = Tuner(
 )
 restored: Tuner = Tuner.restore("path", train, resume_errored=True, retry_policy=None)
 results: tune.ResultGrid = restored.fit()
+whole: bool = verify("path", full=True).ok
+damaged: list[str] = [
+    checkpoint.problem
+    for trial in verify("path", sweep=True).trials
+    for checkpoint in trial.checkpoints
+    if checkpoint.verdict == "corrupt"
+]
 
 
 def of(result: TrialResult) -> tuple[str, bool]:

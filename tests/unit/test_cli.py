@@ -54,7 +54,11 @@ def fake_demo(monkeypatch: pytest.MonkeyPatch) -> FakeDemo:
     return fake
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["demo", "--help"], ["verify", "--help"]],
+    ids=" ".join,
+)
 def test_help_and_version_load_neither_ray_nor_scikit_learn(arguments: Sequence[str]) -> None:
     script = (
         "import sys\n"

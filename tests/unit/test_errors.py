@@ -31,6 +31,8 @@ ARGUMENTS = {
     errors.MissingExtraError: ("raytrials demo", ("optuna",), "demo"),
     errors.UnsupportedRayError: ("1.0", "2.0 to 3.0"),
     errors.UnsupportedPathError: ("Ray Client", "Use a job."),
+    errors.MissingFilesystemError: ("abfs://a", "Install adlfs"),
+    errors.NotAnExperimentError: ("/storage", "it is a file"),
 }
 TRIAL_ARGUMENTS = ("abc", 2, Phase.RUNNING, Cause.WORKER_DIED, "node", "it died")
 CONCRETE = [kind for kind in tree(errors.RaytrialsError) if kind is not errors.TrialError]
@@ -66,4 +68,6 @@ def test_the_text_of_an_error_holds_the_values_of_its_fields(
 ) -> None:
     text = str(make(kind))
     for value in ARGUMENTS.get(kind, TRIAL_ARGUMENTS):
-        assert all(str(part) in text for part in (value if isinstance(value, tuple) else [value]))
+        parts = [*value, *value.values()] if isinstance(value, dict) else [value]
+        parts = list(value) if isinstance(value, tuple) else parts
+        assert all(str(part) in text for part in parts)

@@ -113,6 +113,22 @@ def test_what_is_certain_behind_an_open_charge_is_not_held_for_what_it_cannot_be
     assert str(trial.open_charges[1]) == "user_code, charged after the failure before it"
 
 
+def test_a_lost_node_behind_an_open_charge_waits_as_a_lost_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RetryPolicy(rules=[Rule("free", after_s=20, cause="node_lost")])
+    table = Table(NODE, OTHER)
+    trial = trial_in(tmp_path, monkeypatch, policy, max_failures=9, cluster=table)
+    dies(trial)
+    begin(trial)
+    table.dies(OTHER)
+    dies(trial, OTHER)
+    assert trial.retry_delay_s == 20
+    assert str(trial.open_charges[1]) == "node_lost, charged after the failure before it"
+    trial.settle(at_once=True)
+    assert charges(trial) == [Charge.FAILURE, Charge.FREE]
+
+
 def test_a_wait_is_counted_from_the_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

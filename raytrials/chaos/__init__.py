@@ -1,0 +1,5 @@
+"""Public test kit: storage that breaks on plan, and what every storage has to pass.
+
+No Ray here, and nothing that product code may import. `conformance` is written for pytest, and does
+not need it to be imported.
+"""

@@ -1,0 +1,257 @@
+"""What every storage has to pass: the semantics of :class:`raytrials.store.disk.Disk` as tests.
+
+For a disk of your own, subclass :class:`DiskConformance` in a test module and give it a fixture::
+
+    class TestMyDisk(DiskConformance):
+        @pytest.fixture
+        def place(self, tmp_path):
+            return MyDisk(), str(tmp_path)
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from raytrials.store.disk import CHUNK_BYTES, Disk
+
+Place = tuple[Disk, str]
+
+NAMES = (
+    "plain",
+    "with space",
+    "Ünïcödé-模型",
+    "100%+1&2=3#4;5,6~7'8",
+    "%41",
+    "[ab]*?",
+    ".hidden",
+    "-dash",
+    "archive.gz",
+    "archive.zst",
+    "a/b/c/d/e/f/g/deep",
+)
+
+
+class DiskConformance:
+    """The tests. A subclass gives the fixture `place`: a fresh disk, and an empty path on it."""
+
+    whole_on_close = False
+    """Whether nothing of a file is to be seen before it is closed."""
+
+    takes_empty_files = True
+
+    def test_what_is_missing_lists_as_empty(self, place: Place) -> None:
+        disk, root = place
+        for path in (root, f"{root}/none", f"{root}/none/below"):
+            assert disk.list_files(path) == {}
+            assert disk.list_names(path) == set()
+            assert disk.list_directories(path) == []
+
+    def test_a_file_lists_as_empty_when_asked_for_as_a_directory(self, place: Place) -> None:
+        disk, root = place
+        disk.make_directory(root)
+        disk.write(f"{root}/file", b"content")
+        assert disk.list_files(f"{root}/file") == {}
+        assert disk.list_names(f"{root}/file") == set()
+        assert disk.list_directories(f"{root}/file") == []
+
+    def test_opening_what_is_missing_says_so(self, place: Place) -> None:
+        disk, root = place
+        for path in (f"{root}/none", f"{root}/none/below"):
+            with raises(FileNotFoundError):
+                disk.read(path)
+
+    def test_deleting_what_is_missing_is_no_error(self, place: Place) -> None:
+        disk, root = place
+        for path in (f"{root}/none", f"{root}/none/below"):
+            disk.delete_file(path)
+            disk.delete_tree(path)
+
+    def test_what_is_written_is_read(self, place: Place) -> None:
+        disk, root = place
+        contents = {name: f"of {name}".encode() * 9 for name in NAMES}
+        put(disk, root, contents)
+        for name, data in contents.items():
+            assert disk.read(f"{root}/{name}") == data, name
+
+    def test_a_listing_shows_all_files_below_with_their_sizes(self, place: Place) -> None:
+        disk, root = place
+        contents = {name: b"x" * (1000 + n) for n, name in enumerate(NAMES)}
+        put(disk, root, contents)
+        sizes = {name: entry.size for name, entry in disk.list_files(root).items()}
+        assert sizes == {name: len(data) for name, data in contents.items()}
+        below = {name: entry.size for name, entry in disk.list_files(f"{root}/a/b").items()}
+        assert below == {"c/d/e/f/g/deep": len(contents["a/b/c/d/e/f/g/deep"])}
+
+    def test_names_are_those_directly_in_a_directory(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, dict.fromkeys(NAMES, b"x"))
+        assert disk.list_names(root) == {name.split("/")[0] for name in NAMES}
+        assert disk.list_names(f"{root}/a") == {"b"}
+
+    def test_directories_come_with_their_parents_first(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"a/b/file": b"x", "a/c/file": b"x", "d/file": b"x"})
+        found = disk.list_directories(root)
+        assert sorted(found) == ["a", "a/b", "a/c", "d"]
+        assert found.index("a") < min(found.index("a/b"), found.index("a/c"))
+
+    def test_writing_again_begins_from_the_beginning(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"file": b"long content"})
+        disk.write(f"{root}/file", b"short")
+        assert disk.read(f"{root}/file") == b"short"
+        assert disk.list_files(root)["file"].size == len(b"short")
+
+    def test_a_file_longer_than_a_chunk_stays_whole(self, place: Place) -> None:
+        disk, root = place
+        data = bytes(range(251)) * (CHUNK_BYTES // 251 + 77)
+        disk.make_directory(root)
+        with disk.create(f"{root}/file") as writer:
+            writer.write(memoryview(data)[:CHUNK_BYTES])
+            writer.write(memoryview(data)[CHUNK_BYTES:])
+        assert disk.read(f"{root}/file") == data
+
+    def test_reading_fills_the_buffer_from_its_front(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"file": b"content"})
+        buffer = memoryview(bytearray(b"." * 10))
+        with disk.open(f"{root}/file") as reader:
+            assert reader.readinto(buffer) == len(b"content")
+            assert bytes(buffer) == b"content..."
+            assert reader.readinto(buffer) == 0
+
+    def test_an_empty_file_is_a_file(self, place: Place) -> None:
+        disk, root = place
+        disk.make_directory(root)
+        if not self.takes_empty_files:
+            with raises(OSError):
+                disk.write(f"{root}/empty", b"")
+            return
+        disk.write(f"{root}/empty", b"")
+        assert disk.read(f"{root}/empty") == b""
+        assert disk.list_files(root)["empty"].size == 0
+
+    def test_a_writer_that_fails_hurts_no_other_file(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"other": b"other", "below/other": b"below"})
+        with raises(ZeroDivisionError), disk.create(f"{root}/file") as writer:
+            writer.write(memoryview(b"half"))
+            raise ZeroDivisionError
+        assert disk.read(f"{root}/other") == b"other"
+        assert disk.read(f"{root}/below/other") == b"below"
+        assert disk.list_names(root) - {"file"} == {"other", "below"}
+        disk.write(f"{root}/file", b"whole")
+        assert disk.read(f"{root}/file") == b"whole"
+
+    def test_nothing_of_a_file_is_seen_before_it_is_whole(self, place: Place) -> None:
+        disk, root = place
+        disk.make_directory(root)
+        with disk.create(f"{root}/file") as writer:
+            writer.write(memoryview(b"content"))
+            if self.whole_on_close:
+                assert disk.list_files(root) == {}
+        assert disk.read(f"{root}/file") == b"content"
+
+    def test_a_listing_shows_what_was_just_written_and_deleted(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"keep": b"x"})
+        for _ in range(3):
+            disk.write(f"{root}/file", b"x")
+            assert disk.list_names(root) == {"keep", "file"}
+            disk.delete_file(f"{root}/file")
+            assert disk.list_names(root) == {"keep"}
+
+    def test_a_file_that_is_written_again_lists_as_another_entry(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"file": b"x"})
+        before = disk.list_files(root)["file"]
+        disk.write(f"{root}/file", b"xx")
+        assert disk.list_files(root)["file"] != before
+
+    def test_making_a_directory_twice_is_no_error(self, place: Place) -> None:
+        disk, root = place
+        for _ in range(2):
+            disk.make_directory(f"{root}/a/b")
+        put(disk, root, {"a/b/file": b"x"})
+        disk.make_directory(f"{root}/a/b")
+        assert set(disk.list_files(root)) == {"a/b/file"}
+
+    def test_a_directory_is_renamed_with_all_that_is_in_it(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"old/a": b"a", "old/b/c": b"c"})
+        if not disk.has_rename:
+            with raises(NotImplementedError):
+                disk.rename(f"{root}/old", f"{root}/new")
+            return
+        disk.rename(f"{root}/old", f"{root}/new")
+        assert disk.list_names(root) == {"new"}
+        assert disk.read(f"{root}/new/a") == b"a"
+        assert disk.read(f"{root}/new/b/c") == b"c"
+
+    def test_a_rename_takes_no_name_that_exists(self, place: Place) -> None:
+        disk, root = place
+        if not disk.has_rename:
+            return
+        put(disk, root, {"old/a": b"old", "new/a": b"new"})
+        disk.make_directory(f"{root}/empty")
+        for taken in ("new", "empty"):
+            with raises(FileExistsError):
+                disk.rename(f"{root}/old", f"{root}/{taken}")
+        with raises(FileNotFoundError):
+            disk.rename(f"{root}/none", f"{root}/other")
+        assert disk.read(f"{root}/old/a") == b"old"
+        assert disk.read(f"{root}/new/a") == b"new"
+
+    def test_syncing_changes_nothing(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"a/file": b"x"})
+        disk.sync(f"{root}/a")
+        disk.sync(root)
+        assert set(disk.list_files(root)) == {"a/file"}
+
+    def test_deleting_a_file_leaves_the_others(self, place: Place) -> None:
+        disk, root = place
+        names = {*NAMES, "ax", "%4[1]"}  # which patterns among them match
+        for name in names:
+            put(disk, root, dict.fromkeys(names, b"x"))
+            disk.delete_file(f"{root}/{name}")
+            assert set(disk.list_files(root)) == names - {name}, name
+
+    def test_deleting_a_tree_leaves_the_others(self, place: Place) -> None:
+        disk, root = place
+        trees = ("lr=[01]", "lr=0", "lr=1", "l*", "l?=0", "l", "with space", "{lr=0,lr=1}")
+        for tree in trees:
+            put(disk, root, {f"{other}/a/file": other.encode() for other in trees})
+            disk.delete_tree(f"{root}/{tree}")
+            expected = {f"{other}/a/file" for other in trees if other != tree}
+            assert set(disk.list_files(root)) == expected, tree
+            assert tree not in disk.list_names(root)
+
+    def test_files_are_written_side_by_side(self, place: Place) -> None:
+        disk, root = place
+        contents = {f"{n % 3}/file-{n}": bytes([n]) * 1000 for n in range(24)}
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda item: put(disk, root, dict([item])), contents.items()))
+        assert {name: disk.read(f"{root}/{name}") for name in disk.list_files(root)} == contents
+
+
+def put(disk: Disk, root: str, contents: dict[str, bytes]) -> None:
+    """Write files with their directories."""
+    for name, data in contents.items():
+        disk.make_directory(f"{root}/{name}".rpartition("/")[0])
+        disk.write(f"{root}/{name}", data)
+
+
+class raises:  # noqa: N801 - pytest's, by which it would be bound to pytest
+    """Expect an exception."""
+
+    def __init__(self, expected: type[BaseException]) -> None:
+        self._expected = expected
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
+        if kind is None:
+            raise AssertionError(f"nothing raised {self._expected.__name__}")
+        return issubclass(kind, self._expected)

@@ -1,0 +1,223 @@
+"""Faults of storage: any disk made to fail, stall, fill up or stop, on plan.
+
+:class:`Faulty` stands before another disk and numbers what is done to it. A crash test lets a
+scenario run once to learn how many operations it has, then again for each of them with
+:func:`stop_at`, and looks at the disk behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from raytrials.store.disk import Disk, Entry, Reader, Writer
+
+
+class Stopped(BaseException):
+    """The process is dead from here on: no handler for errors is to catch it."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing done to a disk.
+
+    Attributes:
+        number: from 1, in the order in which they began.
+        name: `list_files`, `list_names`, `list_directories`, `open`, `read`, `create`, `write`,
+            `close` (of a file that is written), `make_directory`, `rename`, `sync`, `delete_file`
+            or `delete_tree` (the directory, when its files are gone).
+        path: of the file or directory.
+        size: bytes to be written, 0 for all but `write`.
+    """
+
+    number: int
+    name: str
+    path: str
+    size: int = 0
+
+
+Fault = Callable[[Operation], None]
+"""What happens at an operation: nothing, an exception, or a delay."""
+
+
+def stop_at(number: int) -> Fault:
+    """Let the process die just before the operation with a number."""
+    return fail_when(lambda operation: operation.number == number, Stopped())
+
+
+def fail_when(
+    matches: Callable[[Operation], bool], error: BaseException, *, times: int | None = None
+) -> Fault:
+    """Let the operations that match fail: all of them, or the first few."""
+    left = [times]
+
+    def fault(operation: Operation) -> None:
+        if left[0] != 0 and matches(operation):
+            if left[0] is not None:
+                left[0] -= 1
+            raise error
+
+    return fault
+
+
+def fail_share(share: float, error: BaseException, *, seed: int) -> Fault:
+    """Let a share of all operations fail, by chance."""
+    luck = random.Random(seed)  # noqa: S311 - not for secrets
+
+    def fault(operation: Operation) -> None:  # noqa: ARG001 - whatever it is
+        if luck.random() < share:
+            raise error
+
+    return fault
+
+
+def fill_up(capacity_bytes: int) -> Fault:
+    """Let what would make it more than so many bytes find the disk full."""
+    written = 0
+
+    def fault(operation: Operation) -> None:
+        nonlocal written
+        if operation.size and written + operation.size > capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), operation.path)
+        written += operation.size
+
+    return fault
+
+
+def slow_down(seconds: float, sleep: Callable[[float], object]) -> Fault:
+    """Let each operation take longer."""
+    return lambda _operation: (sleep(seconds), None)[1]
+
+
+class Faulty(Disk):
+    """A disk that fails on plan. After :class:`Stopped` nothing works through it any more.
+
+    Args:
+        disk: does the work.
+        before: asked before each operation; an error of theirs keeps it from happening. A failing
+            `write` leaves half of its bytes.
+        after: asked when it is done; an error of theirs is an answer that was lost.
+
+    Attributes:
+        operations: all that began, in order.
+    """
+
+    def __init__(
+        self, disk: Disk, *, before: Sequence[Fault] = (), after: Sequence[Fault] = ()
+    ) -> None:
+        self.has_rename = disk.has_rename
+        self.operations: list[Operation] = []
+        self._disk = disk
+        self._before = before
+        self._after = after
+        self._stopped = False
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def _operation(self, name: str, path: str, size: int = 0) -> Iterator[None]:
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            operation = Operation(len(self.operations) + 1, name, path, size)
+            self.operations.append(operation)
+            self._ask(self._before, operation)
+        yield
+        with self._lock:
+            self._ask(self._after, operation)
+
+    def _ask(self, faults: Sequence[Fault], operation: Operation) -> None:
+        try:
+            for fault in faults:
+                fault(operation)
+        except Stopped:
+            self._stopped = True
+            raise
+
+    def list_files(self, path: str) -> dict[str, Entry]:
+        with self._operation("list_files", path):
+            return self._disk.list_files(path)
+
+    def list_names(self, path: str) -> set[str]:
+        with self._operation("list_names", path):
+            return self._disk.list_names(path)
+
+    def list_directories(self, path: str) -> list[str]:
+        with self._operation("list_directories", path):
+            return self._disk.list_directories(path)
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[Reader]:
+        with contextlib.ExitStack() as stack:
+            with self._operation("open", path):
+                reader = stack.enter_context(self._disk.open(path))
+            yield _FaultyReader(self, path, reader)
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[Writer]:
+        with contextlib.ExitStack() as stack:
+            with self._operation("create", path):
+                writer = stack.enter_context(self._disk.create(path))
+            yield _FaultyWriter(self, path, writer)
+            with self._operation("close", path):
+                stack.close()
+
+    def make_directory(self, path: str) -> None:
+        with self._operation("make_directory", path):
+            self._disk.make_directory(path)
+
+    def rename(self, old: str, new: str) -> None:
+        with self._operation("rename", old):
+            self._disk.rename(old, new)
+
+    def sync(self, path: str) -> None:
+        with self._operation("sync", path):
+            self._disk.sync(path)
+
+    def delete_file(self, path: str) -> None:
+        with self._operation("delete_file", path):
+            self._disk.delete_file(path)
+
+    def delete_tree(self, path: str) -> None:
+        # File by file, as real ones do it, so that it can end in the middle; nobody promises an
+        # order, and in this one a manifest, whose name begins with a dot, goes last.
+        for name in sorted(self._disk.list_files(path), reverse=True):
+            self.delete_file(f"{path}/{name}")
+        with self._operation("delete_tree", path):
+            self._disk.delete_tree(path)
+
+    def refresh(self) -> bool:
+        return self._disk.refresh()
+
+
+@dataclass(frozen=True)
+class _FaultyReader:
+    disk: Faulty
+    path: str
+    reader: Reader
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        with self.disk._operation("read", self.path):  # noqa: SLF001 - one class in two
+            return self.reader.readinto(buffer)
+
+
+@dataclass(frozen=True)
+class _FaultyWriter:
+    disk: Faulty
+    path: str
+    writer: Writer
+
+    def write(self, data: memoryview, /) -> None:
+        half = len(data) // 2
+        try:
+            with self.disk._operation("write", self.path, len(data)):  # noqa: SLF001 - likewise
+                self.writer.write(data)
+                half = 0
+        except BaseException:
+            if half:
+                self.writer.write(data[:half])
+            raise

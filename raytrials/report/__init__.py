@@ -1,0 +1,1 @@
+"""What raytrials shows of an experiment. No Ray here: it runs where Ray is not installed."""
