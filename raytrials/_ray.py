@@ -38,7 +38,6 @@ from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
-from ray.tune.utils import date_str
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrials import settings
@@ -64,7 +63,6 @@ __all__ = [
     "TuneController",
     "TunerInternal",
     "cloudpickle",
-    "date_str",
 ]
 
 # `checkpoint` and `metrics` of one save; what `restore` is called with.

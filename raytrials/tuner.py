@@ -12,7 +12,7 @@ from ray.tune import ResultGrid, ResumeConfig, RunConfig, Trainable, TuneConfig
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
-from raytrials.driver.launch import TunerInternal, resolve_policy
+from raytrials.driver.launch import TunerInternal
 from raytrials.driver.result import TrialResultGrid
 from raytrials.errors import ConfigurationError, UnserializableError, UnsupportedPathError
 from raytrials.store.disk import is_known_to_pyarrow, resolve
@@ -156,7 +156,8 @@ def _check_policy(policy: RetryPolicy | None) -> None:
             "Tuner(retry_policy=...)", policy, "a raytrials.RetryPolicy, or None for the default"
         )
     settings.validate()
-    resolve_policy(policy)
+    if policy is None:
+        RetryPolicy()  # the environment's: what is wrong with it shows before anything starts
 
 
 def _check_inputs(param_space: object, run_config: RunConfig | None) -> None:

@@ -152,6 +152,10 @@ class ChargedFault(Fault):
         """Return `fault` as booked."""
         return cls(**_fields(fault), charge=charge, reason=reason)
 
+    def unbooked(self) -> Fault:
+        """Return the fault alone."""
+        return Fault(**{key: getattr(self, key) for key in _fields_of(Fault)})
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, readable without raytrials."""
         values = {
@@ -176,4 +180,8 @@ class ChargedFault(Fault):
 
 
 def _fields(fault: Fault) -> dict[str, Any]:
-    return {field.name: getattr(fault, field.name) for field in dataclasses.fields(fault)}
+    return {name: getattr(fault, name) for name in _fields_of(type(fault))}
+
+
+def _fields_of(kind: type[Fault]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]

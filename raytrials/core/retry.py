@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from raytrials import settings
 from raytrials.core.fault import Cause, Charge, Fault, FaultClass
-from raytrials.core.rule import Rule
+from raytrials.core.rule import Rule, rules_of_environment
 from raytrials.errors import ConfigurationError
 
 FATAL = "raytrials.errors.Fatal"
@@ -124,6 +125,7 @@ class RetryPolicy:
             switches waiting off. Default: `RAYTRIALS_BACKOFF_INITIAL_S`, 1.
         backoff_max_s: the longest wait. Default: `RAYTRIALS_BACKOFF_MAX_S`, 60.
         rules: asked first, in order; the first that matches a fault wins over the table of costs.
+            An empty sequence is no rules. Default: those of the file that `RAYTRIALS_RULES` names.
 
     Raises:
         ConfigurationError: an argument or variable has a value that is not allowed.
@@ -136,13 +138,12 @@ class RetryPolicy:
     count_worker_death: bool = field(default_factory=settings.COUNT_WORKER_DEATH_AS_FAILURE.get)
     backoff_initial_s: float = field(default_factory=settings.BACKOFF_INITIAL_S.get)
     backoff_max_s: float = field(default_factory=settings.BACKOFF_MAX_S.get)
-    rules: tuple[Rule, ...] = ()
+    rules: Sequence[Rule] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
-        for rule in self.rules:
-            if not isinstance(rule, Rule):
-                raise ConfigurationError("RetryPolicy(rules=...)", rule, "a raytrials.Rule")
+        given = self.rules
+        rules = rules_of_environment() if given is None else _checked(given)
+        object.__setattr__(self, "rules", rules)
         for name in ("backoff_initial_s", "backoff_max_s"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -198,7 +199,12 @@ class RetryPolicy:
         return backoff_s(repeats, self.backoff_initial_s, self.backoff_max_s, seed)
 
     def _rule_for(self, fault: Fault) -> Rule | None:
-        return next((rule for rule in self.rules if rule.matches(fault)), None)
+        return next((rule for rule in self.rules or () if rule.matches(fault)), None)
+
+    def rule_delay_s(self, fault: Fault) -> float:
+        """Return how long a rule makes the retry after `fault` wait; 0 if none speaks of it."""
+        rule = self._rule_for(fault)
+        return (rule.after_s or 0.0) if rule is not None else 0.0
 
     def _decide(self, fault: Fault, history: History) -> Decision:
         if FATAL in fault.exceptions:
@@ -207,7 +213,7 @@ class RetryPolicy:
             return _end(history, "no whole checkpoint is left")
         rule = self._rule_for(fault)
         if rule is not None:
-            number = self.rules.index(rule) + 1
+            number = list(self.rules or ()).index(rule) + 1
             return _by_rule(rule, history, f"{fault.cause}, by rule {number}")
         if self._is_infrastructure(fault):
             return self._infrastructure(fault, history)
@@ -243,8 +249,8 @@ class RetryPolicy:
         if limit is not None and history.infra_failures >= limit:
             return _failure(
                 dataclasses.replace(history, infra_failures=0),
-                f"{fault.cause}, counted: {limit} infrastructure failures in a row without "
-                "progress were free (max_infra_failures)",
+                f"{fault.cause}, counted: the free infrastructure failures in a row without "
+                f"progress are used up (max_infra_failures={limit})",
             )
         count = history.infra_failures + 1
         return Decision(
@@ -259,7 +265,7 @@ class RetryPolicy:
         if limit is not None and history.restore_failures >= limit:
             return _failure(
                 dataclasses.replace(history, restore_failures=0),
-                f"{fault.cause}, counted: restore_retries={limit} were used",
+                f"{fault.cause}, counted: the free retries are used up (restore_retries={limit})",
             )
         count = history.restore_failures + 1
         return Decision(
@@ -281,6 +287,24 @@ class RetryPolicy:
         if fault.cause in lenient and not self.count_worker_death:
             return self._infrastructure(fault, history)
         return _failure(history, f"{fault.cause}, counted")
+
+
+def _checked(rules: object) -> tuple[Rule, ...]:
+    """Return what was given as rules.
+
+    Raises:
+        ConfigurationError: it is anything but rules.
+    """
+    expected = (
+        "a sequence of raytrials.Rule; the path of a file with rules belongs into RAYTRIALS_RULES"
+    )
+    if isinstance(rules, str | bytes | Mapping) or not isinstance(rules, Iterable):
+        raise ConfigurationError("RetryPolicy(rules=...)", rules, expected)
+    checked = tuple(rules)
+    for rule in checked:
+        if not isinstance(rule, Rule):
+            raise ConfigurationError("RetryPolicy(rules=...)", rule, expected)
+    return checked
 
 
 def _by_rule(rule: Rule, history: History, reason: str) -> Decision:

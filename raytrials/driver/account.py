@@ -6,16 +6,45 @@ without us carries along unread.
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from raytrials import _ray
-from raytrials.core.fault import ChargedFault, Fault
+from raytrials.core.fault import Cause, Charge, ChargedFault, Fault
 from raytrials.core.retry import History
 from raytrials.errors import TrialError
 
 LEDGER_VERSION = 1
 STATE = "raytrials"
+NOT_DECIDED = "not decided yet"
+
+
+@dataclass(frozen=True)
+class Since:
+    """What a trial did after a failure and before the next one.
+
+    A charge is decided late, and as of the time of the failure: what came after it must not count
+    as if it had come before.
+
+    Attributes:
+        restored: whether a restore has worked.
+        progressed: whether the trial came further than ever before.
+    """
+
+    restored: bool = False
+    progressed: bool = False
+
+    def then(self, *, restored: bool, progressed: bool) -> Since:
+        """Return this with what came next."""
+        return Since(self.restored or restored, self.progressed or progressed)
+
+    def applied_to(self, history: History) -> History:
+        """Return the history after it."""
+        if self.restored:
+            history = history.restored()
+        return history.progressed() if self.progressed else history
 
 
 @dataclass
@@ -37,6 +66,8 @@ class Account:
         unverified: names of checkpoints that vanilla Ray made, which have no manifest.
         may_be_alive: whether the worker of some attempt may still be at work, unseen.
         restarted: whether the trial was started anew because none of its checkpoints was whole.
+        undecided: of a trial whose driver died while charges were open: what it did after each of
+            these, oldest first. Their faults are the last in `faults`.
     """
 
     attempt: int = 0
@@ -51,14 +82,29 @@ class Account:
     unverified: list[str] = field(default_factory=list)
     may_be_alive: bool = False
     restarted: bool = False
+    undecided: list[Since] = field(default_factory=list)
 
     def booked(self, charged: ChargedFault) -> None:
         """Add a fault to the ledger, which is kept in the order of time."""
         self.faults.append(charged)
         self.faults.sort(key=lambda fault: fault.time)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values. `max_failures` and `failures` are in Ray's own fields."""
+    def take_undecided(self) -> list[tuple[Fault, Since]]:
+        """Take the faults that a driver before has left undecided off the ledger, oldest first."""
+        count = len(self.undecided)
+        taken = list(zip(self.faults[-count:], self.undecided, strict=True)) if count else []
+        self.faults = self.faults[: len(self.faults) - count]
+        self.undecided = []
+        return [(charged.unbooked(), since) for charged, since in taken]
+
+    def to_json(self, open_charges: tuple[OpenCharge, ...] = ()) -> dict[str, Any]:
+        """Return plain JSON values. `max_failures` and `failures` are in Ray's own fields.
+
+        Args:
+            open_charges: those of the trial; they come last in the ledger, as not decided yet.
+        """
+        undecided = [ChargedFault.book(one.fault, Charge.FREE, NOT_DECIDED) for one in open_charges]
+        since = [*self.undecided, *(one.since for one in open_charges)]
         return {
             "version": LEDGER_VERSION,
             "attempt": self.attempt,
@@ -68,7 +114,8 @@ class Account:
             "unavailable": self.history.unavailable,
             "kind": self.history.kind,
             "repeats": self.history.repeats,
-            "faults": [fault.to_json() for fault in self.faults],
+            "faults": [fault.to_json() for fault in (*self.faults, *undecided)],
+            "undecided": [dataclasses.asdict(one) for one in since],
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -94,15 +141,27 @@ class OpenCharge:
         fault: the fault, with the cause as it looked.
         error: the typed error.
         node_id: the node in question.
+        causes: what it may turn out to be; one alone waits only for those before it.
         until_s: when it is decided at the latest, on the monotonic clock.
-        high_water: the trial's high-water mark when it failed.
+        since: what the trial did after it.
     """
 
     fault: Fault
     error: TrialError
     node_id: str | None
+    causes: tuple[Cause, ...]
     until_s: float
-    high_water: int
+    since: Since = Since()
+
+    def may_be(self) -> tuple[Fault, ...]:
+        """Return the fault as all that it may turn out to be, as it looked first."""
+        return tuple(dataclasses.replace(self.fault, cause=cause) for cause in self.causes)
+
+    def __str__(self) -> str:
+        if len(self.causes) == 1:
+            return f"{self.fault.cause}, charged after the failure before it"
+        left_s = max(0.0, self.until_s - time.monotonic())
+        return f"{self.fault.cause} as it looks, decided in {left_s:.0f} s at most"
 
 
 def account_of(trial: _ray.Trial) -> Account:
@@ -128,6 +187,7 @@ def account_of(trial: _ray.Trial) -> Account:
             saved.get("high_water", 0), iteration_of(trial.run_metadata.last_result or {})
         ),
         faults=[ChargedFault.from_json(fault) for fault in saved.get("faults", [])],
+        undecided=[Since(**since) for since in saved.get("undecided", [])],
         **{name: saved[name] for name in _PLAIN if name in saved},
     )
 

@@ -83,21 +83,24 @@ class Cluster:
         return frozenset(self._drained & self._alive())
 
     def avoidable(
-        self, suspects: frozenset[str], bundles: Sequence[Mapping[str, float]]
+        self, suspects: Sequence[str], bundles: Sequence[Mapping[str, float]]
     ) -> frozenset[str]:
         """Return the suspect nodes that a request can stay off; none if nothing else fits it.
 
         Args:
-            suspects: hex ids of nodes.
+            suspects: hex ids of nodes, the worst last: if not all can be avoided, the first of them
+                are not.
             bundles: what is requested; each bundle has to fit into a whole live node.
         """
-        suspects &= self._alive()
-        others = [
-            self._nodes[node_id]["Resources"]
-            for node_id in self._alive() - suspects - self.without_package
-        ]
-        fits = all(any(_fits(bundle, total) for total in others) for bundle in bundles)
-        return suspects if fits else frozenset()
+        alive = self._alive()
+        worse = [node_id for node_id in suspects if node_id in alive]
+        while worse:
+            others = alive.difference(worse, self.without_package)
+            totals = [self._nodes[node_id]["Resources"] for node_id in others]
+            if all(any(_fits(bundle, total) for total in totals) for bundle in bundles):
+                break
+            worse = worse[1:]
+        return frozenset(worse)
 
     def _alive(self) -> set[str]:
         return {node_id for node_id, node in self._nodes.items() if node["Alive"]}

@@ -22,7 +22,7 @@ from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.check import check
 from raytrials.driver.placement import Placement
-from raytrials.driver.recovery import Recovery
+from raytrials.driver.recovery import Recovery, tell_decided
 from raytrials.driver.rerun import NeverStops, Silent
 from raytrials.driver.retention import Retention, StateSyncer
 from raytrials.driver.trial import FitContext, Trial, adopt
@@ -107,11 +107,25 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         return trials
 
     def _requeue_restored_trials(self, trials: list[Trial], resume_config: Any) -> None:
+        self._decide_what_was_open(trials, resume_config)
         if resume_config.errored == resume_config.ResumeType.RESUME:
             for trial in trials:
                 if trial.status == Trial.ERROR:
                     trial.renew_budgets()
         super()._requeue_restored_trials(trials, resume_config)
+
+    def _decide_what_was_open(self, trials: list[Trial], resume_config: Any) -> None:
+        """Decide the charges that were open when the driver before died; end whom they end."""
+        resumed = resume_config.errored == resume_config.ResumeType.RESUME
+        for trial in trials:
+            booked = trial.settle_undecided()
+            if not booked or trial.is_finished() or trial.should_recover():
+                tell_decided(trial, booked, self._recovery.outlook(trial))
+                continue
+            tell_decided(trial, booked, "is resumed with fresh budgets" if resumed else "is ended")
+            trial.set_status(Trial.ERROR)
+            if not resumed:
+                self._search_alg.on_trial_complete(trial.trial_id, error=True)
 
     def _maybe_update_trial_queue(self) -> None:
         # A trial that is held is pending for Ray; it must not keep new ones from being sampled.
@@ -471,15 +485,14 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     def _log_failure(self, trial: Trial, exception: Exception) -> None:
         if trial.open_charges:
-            fault, reason = trial.open_charges[-1].fault, "the charge is open"
+            fault, reason = trial.open_charges[-1].fault, str(trial.open_charges[-1])
         else:
             fault = trial.account.faults[-1]
             reason = trial.account.faults[-1].reason
-        outcome = "is ended" if trial.status == Trial.ERROR else "is tried again"
         logger.error(
             "Trial %s %s. Its attempt %d failed (%s, phase %s): %s.",
             trial,
-            outcome,
+            self._recovery.outlook(trial),
             fault.attempt,
             fault.fault_class,
             fault.phase,

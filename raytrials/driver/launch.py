@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import threading
@@ -20,7 +19,6 @@ from raytrials.driver.controller import Controller
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageError, StorageUnwritableError, UnserializableError
-from raytrials.rulefile import read_rules
 from raytrials.store.disk import LocalDisk
 from raytrials.store.retrying import retry
 
@@ -71,7 +69,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
 
     def _run(self) -> Any:
         context = FitContext(
-            resolve_policy(self._retry_policy),
+            self._retry_policy or RetryPolicy(),
             Checkpoints(),
             charge_decision_s=settings.CHARGE_DECISION_S.get(),
         )
@@ -104,16 +102,6 @@ def _patiently(operation: Callable[[], None]) -> None:
         raise error.__cause__ or error from None
     if other:
         raise other[0]
-
-
-def resolve_policy(given: RetryPolicy | None) -> RetryPolicy:
-    """Return the policy of a fit: what was given, completed from the environment.
-
-    Raises:
-        ConfigurationError: the environment holds a value that is not allowed.
-    """
-    policy = given or RetryPolicy()
-    return policy if policy.rules else dataclasses.replace(policy, rules=read_rules())
 
 
 def _experiment_class(context: FitContext) -> type[_ray.Experiment]:

@@ -7,13 +7,17 @@ charge that is still open, and the charges of trials that run again already. The
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from raytrials.core.fault import ChargedFault
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.cluster import Cluster
 from raytrials.driver.trial import Trial
+
+logger = logging.getLogger(__name__)
 
 UNPLACED_S = 10.0
 """How long a trial stays off nodes without finding a place, before it takes any node."""
@@ -54,7 +58,7 @@ class Recovery:
         if trial.open_charges:
             self._open[trial] = None
         if trial.might_end() or trial.retry_delay_s > 0:
-            self._due_s[trial] = time.monotonic() + trial.retry_delay_s
+            self._due_s[trial] = trial.retry_due_s
         else:
             self._start(trial)
 
@@ -67,6 +71,19 @@ class Recovery:
         """Whether the trial must not start yet."""
         return trial in self._due_s
 
+    def outlook(self, trial: Trial) -> str:
+        """Return what becomes of a trial that has failed, in words: "is tried again in 6 s"."""
+        if trial.status == Trial.ERROR:
+            return "is ended"
+        if trial.is_finished():
+            return "had ended already"
+        if trial.status == Trial.PAUSED:
+            return "is paused"
+        if trial in self._due_s and trial.might_end():
+            return "waits for its charge to be decided"
+        left_s = round(self._due_s.get(trial, 0.0) - time.monotonic(), 1)
+        return f"is tried again in {left_s:g} s" if left_s > 0 else "is tried again"
+
     def drop(self, trial: Trial) -> bool:
         """Forget a trial that was stopped; return whether it was held."""
         self._avoiding.pop(trial, None)
@@ -76,7 +93,8 @@ class Recovery:
         """Return the nodes that the trial's next attempt stays off: hex ids, empty for any node."""
         suspects = trial.suspects(self._avoid_node_s)
         if trial.has_checkpoint():
-            suspects |= self._cluster.leaving
+            leaving = self._cluster.leaving
+            suspects = (*(one for one in suspects if one not in leaving), *leaving)
         if not suspects:
             return frozenset()
         self._cluster.look(at_once=True)
@@ -95,7 +113,7 @@ class Recovery:
         """
         now_s = time.monotonic()
         if self._open:
-            self._decide_charges(now_s, at_once=is_over())
+            self._decide_charges(at_once=is_over())
         due = [one for one, due_s in self._due_s.items() if due_s <= now_s and not one.might_end()]
         for trial in due:
             del self._due_s[trial]
@@ -109,28 +127,44 @@ class Recovery:
                 trial.forget_suspects()
                 actors.give_up_avoidance(actor)
 
-    def _decide_charges(self, now_s: float, *, at_once: bool) -> None:
+    def _decide_charges(self, *, at_once: bool) -> None:
         if at_once:
             self._cluster.look(at_once=True)
         for trial in list(self._open):
-            if trial.settle(at_once=at_once):
+            booked = trial.settle(at_once=at_once)
+            if booked:
                 self._settled(trial)
+            held = trial in self._due_s
+            ends = False
             if not trial.open_charges:
+                # A trial that does not run ends, or waits as decided; one that runs goes on.
                 del self._open[trial]
-                self._go_on(trial, now_s)
-
-    def _go_on(self, trial: Trial, now_s: float) -> None:
-        """The last open charge was decided: a trial that does not run ends, or waits as decided."""
-        held = trial in self._due_s
-        if not trial.should_recover() and (held or trial.status == Trial.PAUSED):
-            self._due_s.pop(trial, None)
-            self._end(trial)
-        elif held:
-            # What it has waited for its charge already is part of the wait.
-            self._due_s[trial] = max(self._due_s[trial], now_s + trial.retry_delay_s)
+                ends = not trial.should_recover() and (held or trial.status == Trial.PAUSED)
+                if held:
+                    self._due_s[trial] = trial.retry_due_s
+            if ends:
+                tell_decided(trial, booked, "is ended")
+                self._due_s.pop(trial, None)
+                self._end(trial)
+            else:
+                runs = not held and not trial.is_finished()
+                tell_decided(trial, booked, "goes on" if runs else self.outlook(trial))
 
     def idle_s(self) -> float:
         """Return how long nothing can happen here, in seconds; 0 if nobody is held."""
         if not self._due_s:
             return 0.0
         return min(IDLE_S, max(0.0, min(self._due_s.values()) - time.monotonic()) or IDLE_S)
+
+
+def tell_decided(trial: Trial, booked: Iterable[ChargedFault], outlook: str) -> None:
+    """Log charges that were open and are decided, a line each, and what becomes of the trial."""
+    for charged in booked:
+        logger.warning(
+            "Trial %s %s. The failure of its attempt %d is decided, charge %s: %s.",
+            trial,
+            outlook,
+            charged.attempt,
+            charged.charge,
+            charged.reason,
+        )

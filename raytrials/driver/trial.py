@@ -25,7 +25,15 @@ from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy
 from raytrials.driver import probe
-from raytrials.driver.account import STATE, Account, OpenCharge, account_of, iteration_of
+from raytrials.driver.account import (
+    NOT_DECIDED,
+    STATE,
+    Account,
+    OpenCharge,
+    Since,
+    account_of,
+    iteration_of,
+)
 from raytrials.driver.classify import classify, describe, is_actor_error, may_be, unwrap
 from raytrials.driver.cluster import Cluster
 from raytrials.driver.storage import Attempt, TrialStorage
@@ -114,6 +122,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     rerun_until: int = 0
     told_decision: str | None = None
     latest_error: TrialError | None = None
+    _failed_s: float = 0.0
     _suspects: tuple[tuple[str, float], ...] = ()
     _default_result_or_future: Any  # Ray's
     _decision: Decision | None = None
@@ -212,12 +221,23 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         iteration = iteration_of(result)
         if iteration > self.account.high_water:
             self.account.high_water = iteration
-            self._set_history(self.account.history.progressed())
+            self._came(progressed=True)
 
     def _on_restored(self) -> None:
         self.phase = Phase.RUNNING
         self._forget_probe()
-        self._set_history(self.account.history.restored())
+        self._came(restored=True)
+
+    def _came(self, *, restored: bool = False, progressed: bool = False) -> None:
+        """Note a restore that has worked or progress: behind the latest open charge, if any."""
+        latest = self.open_charges[-1].since if self.open_charges else Since()
+        since = latest.then(restored=restored, progressed=progressed)
+        if self.open_charges:
+            *before, last = self.open_charges
+            self.open_charges = (*before, dataclasses.replace(last, since=since))
+            self.invalidate_json_state()
+        else:
+            self._set_history(since.applied_to(self.account.history))
 
     def _forget_probe(self) -> None:
         if self._probe_key is not None:
@@ -287,10 +307,11 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         error = self.typed_error(exc)
         exceptions, exit_code = describe(error.__cause__ or error)
         fault = Fault.of(error, time.time(), exceptions=exceptions, exit_code=exit_code)
+        self._failed_s = time.monotonic()
         if fault.cause in {Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISSING}:
             self.context.checkpoints.mark(self, fault.detail)
         if error.node_id is not None:
-            self._suspects += ((error.node_id, time.monotonic()),)
+            self._suspects += ((error.node_id, self._failed_s),)
         # The actor that went away may be one that the trial called, on another node.
         inner = unwrap(error.__cause__ or error)
         node_id = _ray.node_of_actor(getattr(inner, "actor_id", None)) or error.node_id
@@ -301,68 +322,91 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         limit_s = self.context.charge_decision_s
         if fault.cause is Cause.WORKER_DIED:
             limit_s = min(limit_s, DEATH_DECISION_S)
-        until_s = time.monotonic() + limit_s
-        self.open_charges += (OpenCharge(fault, error, node_id, until_s, self.account.high_water),)
+        causes = (cause,) if certain else (cause, Cause.NODE_LOST, Cause.PREEMPTED)
+        fault = dataclasses.replace(fault, cause=cause)
+        self.open_charges += (OpenCharge(fault, error, node_id, causes, self._failed_s + limit_s),)
         self._decision = Decision(
             retry=True,
             charge=Charge.FREE,
-            reason="not decided yet",
+            reason=NOT_DECIDED,
             history=self.account.history,
-            delay_s=self._delay_as_things_look(),
+            delay_s=self._delay_while_open_s(),
         )
+        self.invalidate_json_state()
 
-    def settle(self, *, at_once: bool = False) -> bool:
+    def settle(self, *, at_once: bool = False) -> tuple[ChargedFault, ...]:
         """Book the open charges whose time has come, oldest first.
 
         Args:
             at_once: decide with what is known now.
 
         Returns:
-            Whether any was booked.
+            What was booked.
         """
-        before = self.open_charges
+        booked = []
         while self.open_charges:
             charge = self.open_charges[0]
             cause, certain = self.context.cluster.verdict(charge.fault.cause, charge.node_id)
             if not certain and not at_once and time.monotonic() < charge.until_s:
                 break
             self.open_charges = self.open_charges[1:]
-            self._book(charge.fault, cause, charge.error)
-            if self.account.high_water > charge.high_water:
-                self._set_history(self.account.history.progressed())
-        return self.open_charges != before
+            booked.append(self._book(charge.fault, cause, charge.error))
+            self._set_history(charge.since.applied_to(self.account.history))
+        return tuple(booked)
 
-    def _delay_as_things_look(self) -> float:
-        """Return how long to wait before the retry if the open charges are what they look like."""
+    def settle_undecided(self) -> tuple[ChargedFault, ...]:
+        """Book the charges that were open when a driver before this one died, oldest first.
+
+        Each is what it looked like then, unless the node table knows of its node by now.
+
+        Returns:
+            What was booked.
+        """
+        booked = []
+        for fault, since in self.account.take_undecided():
+            self.context.cluster.look()
+            cause, _ = self.context.cluster.verdict(fault.cause, fault.node_id)
+            booked.append(self._book(fault, cause, fault.to_error()))
+            self._set_history(since.applied_to(self.account.history))
+        return tuple(booked)
+
+    def _delay_while_open_s(self) -> float:
+        """Return how long to wait before the retry while charges are open.
+
+        As the policy says if they are what they look like; longer if a rule says so for something
+        else that the latest may turn out to be.
+        """
         history, delay_s = self.account.history, 0.0
         for charge in self.open_charges:
             decision = self.context.policy.decide(charge.fault, history)
-            history, delay_s = decision.history, decision.delay_s
-        return delay_s
+            history, delay_s = charge.since.applied_to(decision.history), decision.delay_s
+        latest = self.open_charges[-1].may_be()
+        return max(delay_s, *(self.context.policy.rule_delay_s(fault) for fault in latest))
 
     def might_end(self) -> bool:
         """Whether the open charges, decided as badly as they can be, would end the trial."""
         history = self.account.history
         for charge in self.open_charges:
-            causes = (charge.fault.cause, Cause.NODE_LOST, Cause.PREEMPTED)
-            faults = [dataclasses.replace(charge.fault, cause=cause) for cause in causes]
-            decisions = [self.context.policy.decide(fault, history) for fault in faults]
+            decisions = [self.context.policy.decide(fault, history) for fault in charge.may_be()]
             if not all(decision.retry for decision in decisions):
                 return True
             history = max((one.history for one in decisions), key=lambda one: one.failures)
+            history = charge.since.applied_to(history)
         return False
 
-    def _book(self, fault: Fault, cause: Cause, error: TrialError) -> None:
+    def _book(self, fault: Fault, cause: Cause, error: TrialError) -> ChargedFault:
         fault = dataclasses.replace(fault, cause=cause)
         error = _with_cause(error, cause)
         self.account.may_be_alive |= cause in _WORKER_UNSEEN
         decision = self.context.policy.decide(fault, self.account.history)
         self._decision = decision
-        self.account.booked(ChargedFault.book(fault, decision.charge, decision.reason))
+        charged = ChargedFault.book(fault, decision.charge, decision.reason)
+        self.account.booked(charged)
         self._set_history(decision.history)
         self.latest_error = error
         self.invalidate_json_state()
-        self._write_error_files(error, decision)
+        self._write_error_files(error, charged)
+        return charged
 
     def book_free(self, fault: Fault, charge: Charge, reason: str) -> None:
         """Book a fault that ends no attempt and spends no budget."""
@@ -377,19 +421,28 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     @property
     def retry_delay_s(self) -> float:
-        """Seconds to wait before the next attempt, as decided for the latest failure."""
+        """Seconds from the latest failure to the next attempt, as decided for it."""
         return 0.0 if self._decision is None else self._decision.delay_s
+
+    @property
+    def retry_due_s(self) -> float:
+        """When the next attempt is due, on the monotonic clock."""
+        return self._failed_s + self.retry_delay_s
 
     @property
     def was_charged(self) -> bool:
         """Whether the latest failure counted against `max_failures`."""
         return self._decision is not None and self._decision.charge is Charge.FAILURE
 
-    def suspects(self, for_s: float) -> frozenset[str]:
-        """Return the nodes on which this trial failed in the last `for_s` seconds."""
+    def suspects(self, for_s: float) -> tuple[str, ...]:
+        """Return the nodes on which this trial failed in the last `for_s` seconds.
+
+        In the order of the latest failure on each, oldest first.
+        """
         since_s = time.monotonic() - for_s
         self._suspects = tuple(one for one in self._suspects if one[1] > since_s)
-        return frozenset(node_id for node_id, _ in self._suspects)
+        newest_first = dict.fromkeys(node_id for node_id, _ in reversed(self._suspects))
+        return tuple(reversed(newest_first))
 
     def forget_suspects(self) -> None:
         """Let the trial run on any node again."""
@@ -408,13 +461,14 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         self.temporary_state.num_restore_failures = history.restore_failures
         self.invalidate_json_state()
 
-    def _write_error_files(self, error: TrialError, decision: Decision) -> None:
+    def _write_error_files(self, error: TrialError, charged: ChargedFault) -> None:
         """Write `error.txt` (text, one entry a failure) and `error.pkl` (Ray's own exception)."""
         if not self.local_path:
             return
         number = sum(
             fault.fault_class == FaultClass(error.fault_class) for fault in self.account.faults
         )
+        failed_at = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(charged.time))  # as in Ray
         pickled = _pickled(error.__cause__)
         metadata = self.run_metadata
         metadata.error_filename = _ray.EXPR_ERROR_FILE
@@ -423,8 +477,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             Path(self.local_path).mkdir(parents=True, exist_ok=True)
             with Path(self.error_file).open("a") as file:
                 file.write(
-                    f"{error.fault_class.capitalize()} failure # {number} ({decision.reason}) "
-                    f"(occurred at {_ray.date_str()})\n{error.__cause__ or error}\n"
+                    f"{error.fault_class.capitalize()} failure # {number} ({charged.reason}) "
+                    f"(occurred at {failed_at})\n{error.__cause__ or error}\n"
                 )
             if pickled:
                 Path(self.pickled_error_file).write_bytes(pickled)
@@ -473,11 +527,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         for name in _IN_MEMORY:
             state.pop(name, None)
         state["storage"] = self.storage.plain()
-        state[STATE] = self.account.to_json()
-        state[STATE]["faults"] += [
-            ChargedFault.book(one.fault, Charge.FREE, "not decided yet").to_json()
-            for one in self.open_charges
-        ]
+        state[STATE] = self.account.to_json(self.open_charges)
         return state
 
 
@@ -490,6 +540,7 @@ _IN_MEMORY = (
     "rerun_until",
     "told_decision",
     "latest_error",
+    "_failed_s",
     "_suspects",
     "_decision",
     "_probe_key",

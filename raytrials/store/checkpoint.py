@@ -222,7 +222,7 @@ class _Copy:
             if not dispensable or error.kind in {"full", "forbidden"}:
                 raise
             # Some stores take no empty files: the manifest alone tells of this one.
-            record = FileRecord(0, digest_of(b""))
+            record = FileRecord(0, digest_of(b""), omitted=True)
         if record.size != expected:
             detail = f"{name} had {expected} bytes, then {record.size}"
             raise SourceChangedError(self._source_path, detail)
@@ -327,7 +327,7 @@ def inspect(disk: Disk, path: str, *, full: bool) -> Finding:
         return Finding(Verdict.INCOMPLETE, "it has no manifest")
     except CorruptManifestError as error:
         return Finding(Verdict.CORRUPT, f"{MANIFEST}: {error.detail}")
-    problem = _name_problem(path, manifest) or _size_problem(entries, manifest)
+    problem = _name_problem(path, manifest) or _size_problem(entries, manifest, disk)
     if not problem and full:
         problem = _digest_problem(disk, path, manifest)
     return Finding(Verdict.CORRUPT if problem else Verdict.VERIFIED, problem, manifest)
@@ -339,12 +339,12 @@ def _name_problem(path: str, manifest: Manifest) -> str:
     return "" if name == expected else f"its manifest is that of {expected}"
 
 
-def _size_problem(entries: dict[str, Entry], manifest: Manifest) -> str:
+def _size_problem(entries: dict[str, Entry], manifest: Manifest, disk: Disk) -> str:
     for name, record in manifest.files.items():
         entry = entries.get(name)
         if entry is None:
-            if record.size == 0:
-                continue  # some object stores take no empty files; it may come from one
+            if record.omitted or (record.size == 0 and not disk.has_rename):
+                continue  # some object stores take no empty files, when copied to either
             return f"{name}: missing"
         if entry.size != record.size:
             return f"{name}: expected {record.size} bytes, found {entry.size}"
@@ -409,10 +409,10 @@ def compare(name: str, expected: FileRecord, found: FileRecord | None) -> str:
 
 
 def complete(disk: Disk, path: str, manifest: Manifest) -> None:
-    """Make the empty files that a checkpoint on a local disk lacks: it comes from elsewhere."""
+    """Make the empty files that a store omitted, in a checkpoint that was copied to a disk."""
     entries = disk.list_files(path)
     for name in sorted(set(manifest.files) - set(entries)):
-        if not manifest.files[name].size:
+        if manifest.files[name].omitted:
             disk.make_directory(f"{path}/{os.path.dirname(name)}".rstrip("/"))  # noqa: PTH120
             disk.write(f"{path}/{name}", b"")
 

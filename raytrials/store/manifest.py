@@ -51,10 +51,13 @@ class FileRecord:
     Attributes:
         size: in bytes.
         digest: xxh3_128 of its bytes, 32 hex digits.
+        omitted: the store took no empty file, so there is none; it is made when the checkpoint is
+            loaded.
     """
 
     size: int
     digest: str
+    omitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Manifest:
             "metrics": plain(header.metrics),
             "files": [
                 {"path": path, "size": record.size, "digest": record.digest}
+                | ({"omitted": True} if record.omitted else {})
                 for path, record in sorted(self.files.items())
             ],
         }
@@ -137,7 +141,8 @@ class Manifest:
         try:
             header = Header(**{name: fields[name] for name in Header.__dataclass_fields__})
             files = {
-                file["path"]: FileRecord(file["size"], file["digest"]) for file in fields["files"]
+                file["path"]: FileRecord(file["size"], file["digest"], file.get("omitted", False))
+                for file in fields["files"]
             }
         except (KeyError, TypeError) as error:
             raise CorruptManifestError(f"a field is missing or wrong: {error}") from error

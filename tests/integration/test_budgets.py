@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ray import tune
 from support.breaking import STEPS, log_of
 from support.fits import TRAINABLES, finish, last_json, run_config, space, start, wait_until
 
-from raytrials import RestoreError, RetryPolicy, TrainingError, Tuner
+from raytrials import ActorError, RestoreError, RetryPolicy, TrainingError, Tuner
 from raytrials.core.fault import Charge
 
 RESTORING_FOR_EVER = "load_always_raises"
@@ -50,32 +51,33 @@ from support.fits import TRAINABLES, run_config, space
 from support.session import local_ray
 from raytrials import RetryPolicy, Tuner
 
-directory, kind = Path(sys.argv[1]), sys.argv[2]
+directory, kind, fault, max_failures = Path(sys.argv[1]), *sys.argv[2:]
 trainable = TRAINABLES[kind]
 with local_ray():
     Tuner(
         trainable,
-        param_space=space(directory, ["load_always_raises"]),
-        run_config=run_config(directory, trainable, max_failures=1),
+        param_space=space(directory, [fault]),
+        run_config=run_config(directory, trainable, max_failures=int(max_failures)),
         retry_policy=RetryPolicy(backoff_initial_s=0, restore_retries=None),
     ).fit()
 """
 
 
-@pytest.mark.parametrize("kind", TRAINABLES)
-def test_counters_survive_a_killed_driver_and_count_on(
-    workspace: Path, kind: str, ray_local: None, monkeypatch: pytest.MonkeyPatch
+def kill_driver_when(
+    directory: Path, condition: Callable[[str], bool], kind: str, fault: str, max_failures: int
 ) -> None:
-    driver = start(DRIVER, str(workspace), kind, TUNE_GLOBAL_CHECKPOINT_S="0")
+    """Run a driver, and kill it with all its processes when its saved state is as wanted."""
+    driver = start(
+        DRIVER, str(directory), kind, fault, str(max_failures), TUNE_GLOBAL_CHECKPOINT_S="0"
+    )
     tree = psutil.Process(driver.pid)
 
-    def failed_restores() -> int:
-        states = list((workspace / "storage" / "fit").glob("experiment_state-*.json"))
-        text = max(states).read_text() if states else ""
-        return text.count(r"\"charge\": \"restore\"")
+    def state() -> str:
+        states = list((directory / "storage" / "fit").glob("experiment_state-*.json"))
+        return max(states).read_text() if states else ""
 
     try:
-        wait_until(lambda: failed_restores() >= 2, alive=lambda: driver.poll() is None)
+        wait_until(lambda: condition(state()), alive=lambda: driver.poll() is None)
     finally:
         family = tree.children(recursive=True)
         os.kill(driver.pid, signal.SIGKILL)
@@ -84,6 +86,19 @@ def test_counters_survive_a_killed_driver_and_count_on(
             if process.is_running():
                 process.kill()
         psutil.wait_procs(family, timeout=30)
+
+
+@pytest.mark.parametrize("kind", TRAINABLES)
+def test_counters_survive_a_killed_driver_and_count_on(
+    workspace: Path, kind: str, ray_local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_driver_when(
+        workspace,
+        lambda state: state.count(r"\"charge\": \"restore\"") >= 2,
+        kind,
+        RESTORING_FOR_EVER,
+        max_failures=1,
+    )
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
     before = Tuner.restore(str(workspace / "storage" / "fit"), TRAINABLES[kind]).get_results()
     spent = len([fault for fault in before[0].faults if fault.charge is Charge.RESTORE])
@@ -101,6 +116,37 @@ def test_counters_survive_a_killed_driver_and_count_on(
     ]
     attempts = [fault.attempt for fault in result.faults]
     assert attempts == sorted(set(attempts))
+
+
+@pytest.mark.parametrize("resume_errored", [False, True], ids=["ended", "resumed"])
+def test_a_charge_that_was_open_when_the_driver_died_is_decided_by_the_next_one(
+    workspace: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch, resume_errored: bool
+) -> None:
+    kill_driver_when(
+        workspace,
+        lambda state: "not decided yet" in state,
+        "function",
+        "step:sigkill",
+        max_failures=0,
+    )
+    tuner = Tuner.restore(
+        str(workspace / "storage" / "fit"), TRAINABLES["function"], resume_errored=resume_errored
+    )
+    (before,) = tuner.get_results()
+    assert [(fault.charge, fault.reason) for fault in before.faults] == [
+        (Charge.FREE, "not decided yet")
+    ]
+    (result,) = tuner.fit()
+    assert [(fault.charge, fault.reason) for fault in result.faults] == [
+        (Charge.FAILURE, "worker_died, counted; failure 1, max_failures=0")
+    ]
+    assert "worker_died, counted" in Path(result.path, "error.txt").read_text()
+    if resume_errored:
+        assert result.error is None
+        assert result.metrics["count"] == STEPS
+    else:
+        assert isinstance(result.error, ActorError)
+        assert result.error.attempt == 1
 
 
 def fails_until(config: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -371,6 +372,27 @@ def test_rules_come_from_a_file_too(
     assert [fault.charge for fault in result.faults] == [Charge.FREE]
 
 
+def leaves(config: dict[str, Any]) -> None:
+    if mark(config, "left"):
+        sys.exit(7) if config["politely"] else os._exit(7)
+    tune.report({"score": 1})
+
+
+@pytest.mark.parametrize("politely", [True, False], ids=["sys.exit", "os._exit"])
+def test_an_exit_code_is_known_of_a_worker_that_python_ended(
+    workspace: Path, politely: bool
+) -> None:
+    (result,) = fit(
+        workspace,
+        leaves,
+        [1],
+        config={"politely": politely},
+        policy=RetryPolicy(rules=[Rule("never", exit_code=7)]),
+    )
+    assert [fault.exit_code for fault in result.faults] == [7 if politely else None]
+    assert (result.error is None) is not politely
+
+
 # --- charges that are decided late ---------------------------------------------------------------
 
 
@@ -398,7 +420,7 @@ def test_a_trial_that_is_stopped_while_it_waits_for_its_retry_ends(workspace: Pa
         [1],
         config={"failures": 9},
         max_failures=9,
-        policy=RetryPolicy(rules=[Rule("retry", after_s=120)]),
+        policy=RetryPolicy(rules=[Rule("retry", after_s=120, fault_class="training")]),
         tune_config=tune.TuneConfig(time_budget_s=4),
     )
     assert time.time() - begun_s < 60
@@ -484,7 +506,7 @@ def test_new_trials_are_sampled_while_one_waits_for_its_retry(workspace: Path) -
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=2),
         ),
-        retry_policy=RetryPolicy(rules=[Rule("retry", after_s=15)]),
+        retry_policy=RetryPolicy(rules=[Rule("retry", after_s=15, fault_class="training")]),
     ).fit()
     assert grid.num_errors == 0
     started_s = {

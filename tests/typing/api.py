@@ -6,7 +6,16 @@ from typing import Any
 
 from ray import tune
 
-from raytrials import ActorError, Cause, ChargedFault, RestoreError, RetryPolicy, Tuner, verify
+from raytrials import (
+    ActorError,
+    Cause,
+    ChargedFault,
+    RestoreError,
+    RetryPolicy,
+    Rule,
+    Tuner,
+    verify,
+)
 from raytrials.driver.result import TrialResult
 from raytrials.errors import TrialError
 
@@ -16,6 +25,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 policy: RetryPolicy = RetryPolicy(restore_retries=3, max_infra_failures=None, count_preemption=True)
+ruled: RetryPolicy = RetryPolicy(rules=[Rule("free", after_s=60, exception="ConnectionError")])
 tuner: Tuner = Tuner(
     train,
     param_space={"x": 1},

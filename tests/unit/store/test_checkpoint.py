@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.disks import TRIAL, contents_of, path_of, save
 
+from raytrials.chaos.conformance import put
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, Stopped, fail_when, stop_at
 from raytrials.store.checkpoint import Finding, Verdict, complete, delete, fetch, inspect
@@ -76,15 +77,22 @@ def test_damage_is_found_and_named(
     assert quick.verdict is (Verdict.CORRUPT if listed else Verdict.VERIFIED)
 
 
-@BOTH
-def test_a_missing_empty_file_is_no_damage_and_made_again(kind: type[Disk]) -> None:
-    # Some stores take none; what the manifest says of it is all there is to know.
-    disk = kind()
-    manifest = save(disk, FILES)
-    disk.delete_file(at(disk, "empty"))
-    assert inspect(disk, path_of(), full=True).problem == ""
+def test_a_missing_empty_file_is_damage_only_where_all_stores_keep_them() -> None:
+    for disk, expected in ((FakeLocal(), "empty: missing"), (FakeObjectStore(), "")):
+        save(disk, FILES)
+        disk.delete_file(at(disk, "empty"))
+        assert inspect(disk, path_of(), full=True).problem == expected
+
+
+def test_an_empty_file_that_a_store_did_not_take_is_no_damage_anywhere_and_made_on_a_disk() -> None:
+    store, disk = FakeObjectStore(takes_empty_files=False), FakeLocal()
+    manifest = save(store, FILES)
+    disk.make_directory(path_of())
+    put(disk, path_of(), {n: store.read(at(store, n)) for n in store.list_files(path_of())})
+    assert inspect(disk, path_of(), full=True).verdict is Verdict.VERIFIED
     complete(disk, path_of(), manifest)
     assert disk.read(at(disk, "empty")) == b""
+    assert inspect(disk, path_of(), full=True).verdict is Verdict.VERIFIED
 
 
 def test_a_checkpoint_under_another_s_name_is_damage() -> None:
