@@ -200,12 +200,11 @@ def _storage_of(path: str | os.PathLike[str], filesystem: Any) -> tuple[str, Any
             return text, None
         resolved, on_it = resolve(text, filesystem)
     except (ImportError, TypeError, ValueError) as error:
-        what = "storage_path" if filesystem is None else "storage_filesystem"
-        value = text if filesystem is None else filesystem
-        raise ConfigurationError(
-            what,
-            value,
-            f"a path, a URI of pyarrow or a URL of fsspec whose package is installed, or a "
-            f"filesystem of pyarrow or fsspec ({error})",
-        ) from error
+        if filesystem is None:
+            name, value = "the storage path", text
+            expected = "a path, a URI of pyarrow, or a URL of fsspec whose package is installed"
+        else:
+            name, value = "the storage filesystem", filesystem
+            expected = "a filesystem of pyarrow or fsspec"
+        raise ConfigurationError(name, value, f"{expected} ({error})") from error
     return on_it, resolved

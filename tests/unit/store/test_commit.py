@@ -193,7 +193,7 @@ def test_a_source_whose_listing_hides_a_change_is_found_by_its_bytes() -> None:
 def test_a_store_that_takes_no_empty_files_is_told_of_them_by_the_manifest() -> None:
     disk = FakeObjectStore(takes_empty_files=False)
     manifest = save(disk, {**FILES, "__init__.py": b""}, retry_s=60)
-    assert manifest.files["__init__.py"] == FileRecord(0, digest_of(b""))
+    assert manifest.files["__init__.py"] == FileRecord(0, digest_of(b""), omitted=True)
     assert verdict(disk) is Verdict.VERIFIED
 
 
