@@ -134,6 +134,11 @@ class _Experiment(_ray.Experiment):  # type: ignore[misc]
 
     _storage_context_cls = TrialStorage
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A searcher saves the experiment's specification, which must not need raytrials.
+        self.storage.__class__ = _ray.StorageContext
+
 
 def _make_experiment(kwargs: dict[str, Any]) -> _ray.Experiment:
     """Return Ray's experiment, with its trainable registered whatever other threads register."""

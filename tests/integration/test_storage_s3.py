@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from pyarrow.fs import FileSelector
 from support.fits import finish, kill_driver, last_json, start, wait_until
+from support.looking import verdicts
 from support.s3 import BUCKET, CREDENTIALS, WAYS, filesystem, place, s3_server
-from support.saving import lines, saved, starts, verdicts
+from support.saving import lines, saved, starts
 
 from raytrials import refreshing_filesystem
 from raytrials.store.checkpoint import Verdict
