@@ -111,7 +111,7 @@ def test_a_storage_path_that_cannot_be_written_is_refused(workspace: Path) -> No
 
 
 def test_a_storage_path_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(StorageUnwritableError, match="nowhere://bucket"):
+    with pytest.raises(ConfigurationError, match="nowhere://bucket"):
         Tuner(started, run_config=tune.RunConfig(name="fit", storage_path="nowhere://bucket"))
     with pytest.raises(StorageUnwritableError, match="absolute path"):
         Tuner(started, run_config=tune.RunConfig(name="fit", storage_path="relative"))
