@@ -67,7 +67,7 @@ def test_writes_that_time_out_are_tried_again_and_named_in_the_log(
     workspace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = workspace / "timeouts"
-    store = Flaky(7, 0.3, str(log)).filesystem()
+    store = Flaky(18, 0.3, str(log)).filesystem()
     with caplog.at_level(logging.WARNING, logger="raytrials"):
         (result,) = tuner(workspace, store).fit()
     assert (result.error, result.faults) == (None, ())
@@ -75,7 +75,7 @@ def test_writes_that_time_out_are_tried_again_and_named_in_the_log(
     assert saved(workspace / "log") == [1, 2, 3, 4, 5]
     failed = log.read_text().splitlines()
     assert [name for name in failed if name.startswith("checkpoint_")]
-    assert [name for name in failed if name.startswith("fit/")]
+    assert {"fit/tuner.pkl", "fit/.validate_storage_marker"} <= set(failed)
     told = [record.message for record in caplog.records if "trying again" in record.message]
     assert any("timed out" in message and "/fit" in message for message in told)
     path = str(workspace / "storage" / "fit")
