@@ -122,6 +122,11 @@ class _Experiment(_ray.Experiment):  # type: ignore[misc]
 
     _storage_context_cls = TrialStorage
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A searcher saves the experiment's specification, which must not need raytrials.
+        self.storage.__class__ = _ray.StorageContext
+
 
 def _make_experiment(kwargs: dict[str, Any]) -> _ray.Experiment:
     """Return Ray's experiment, with its trainable registered whatever other threads register."""
@@ -137,6 +142,4 @@ def _make_experiment(kwargs: dict[str, Any]) -> _ray.Experiment:
         else:
             if _ray.is_registered(experiment.run_identifier):
                 break
-    # Searchers save it with their state, which Ray without us has to read.
-    experiment.storage = experiment.spec["storage"] = experiment.storage.plain()
     return experiment

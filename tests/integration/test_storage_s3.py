@@ -9,12 +9,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import s3fs
 from pyarrow.fs import FileSelector
+from ray import tune
 from support.fits import finish, kill_driver, last_json, start, wait_until
-from support.s3 import BUCKET, CREDENTIALS, WAYS, filesystem, place, s3_server
-from support.telling import lines, saved, starts, verdicts
+from support.looking import verdicts, verified
+from support.s3 import BUCKET, CREDENTIALS, WAYS, filesystem, gate, place, s3_server
+from support.telling import lines, saved, saving, starts
 
-from raytrials import refreshing_filesystem
+from raytrials import Cause, RetryPolicy, Tuner, refreshing_filesystem
+from raytrials.core.fault import Charge
 from raytrials.store.checkpoint import Verdict
 from raytrials.store.disk import disk_at, disk_of
 
@@ -123,3 +127,98 @@ def test_what_other_processes_write_and_delete_is_seen(s3: int, wrap: Any) -> No
     assert disk.list_names(path) == {"two"}
     disk.delete_tree(f"{path}/two")
     assert other.list_names(path) == set()
+
+
+# --- credentials that expire ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def gated(s3: int, workspace: Path) -> Iterator[tuple[int, Path]]:
+    """A port where the only key that counts is the one in a file, and the file."""
+    key_file = workspace / "key"
+    key_file.write_text("first")
+    with gate(s3, key_file) as port:
+        yield port, key_file
+
+
+def rotate_in(step: int, key_file: Path) -> Any:
+    """Return a hook that makes another key count from a step on."""
+
+    def hook(now: int) -> None:
+        if now == step:
+            new = key_file.with_name("key.new")
+            new.write_text("second")
+            new.replace(key_file)
+
+    return hook
+
+
+class Ended(tune.Callback):
+    """Sees the ledger of a trial that ends with an error."""
+
+    def __init__(self) -> None:
+        self.faults: list[Any] = []
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.faults = trial.account.faults
+
+
+def fit_behind(
+    gated: tuple[int, Path], workspace: Path, store: Any, name: str, **run: Any
+) -> tuple[Any, str]:
+    (result,) = Tuner(
+        saving,
+        param_space={"log": str(workspace / "log"), "hook": rotate_in(3, gated[1])},
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=BUCKET,
+            storage_filesystem=store,
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=2),
+            **run,
+        ),
+        retry_policy=RetryPolicy(backoff_initial_s=0, max_infra_failures=1),
+    ).fit()
+    return result, f"{BUCKET}/{name}"
+
+
+@pytest.mark.usefixtures("ray_local")
+@pytest.mark.parametrize("way", ["pyarrow", "s3fs"])
+def test_renewed_credentials_are_no_ones_fault(
+    s3: int, gated: tuple[int, Path], workspace: Path, way: str
+) -> None:
+    port, key_file = gated
+    url = f"http://127.0.0.1:{port}"
+
+    def make() -> Any:
+        key = key_file.read_text()
+        if way == "pyarrow":
+            return filesystem(port, key)
+        return s3fs.S3FileSystem(key=key, secret="testing", endpoint_url=url)
+
+    result, path = fit_behind(gated, workspace, refreshing_filesystem(make), f"renewed-{way}")
+    assert (result.error, result.faults) == (None, ())
+    assert saved(workspace / "log") == [1, 2, 3, 4, 5]
+    assert verified(path, filesystem(s3)) == [4, 5]
+    again = Tuner.restore(path, saving, storage_filesystem=filesystem(s3)).get_results()
+    assert again[0].metrics["count"] == 5
+
+
+@pytest.mark.usefixtures("ray_local")
+def test_expired_credentials_are_the_storages_fault(
+    s3: int, gated: tuple[int, Path], workspace: Path
+) -> None:
+    port, key_file = gated
+    ended, path = Ended(), f"{BUCKET}/expired"
+    # The storage being closed to it, Ray cannot read the results in the end.
+    with pytest.raises(OSError, match="ExpiredToken"):
+        fit_behind(gated, workspace, filesystem(port, "first"), "expired", callbacks=[ended])
+    assert [fault.cause for fault in ended.faults] == [Cause.STORAGE] * 2
+    assert [fault.charge for fault in ended.faults] == [Charge.INFRASTRUCTURE, Charge.FAILURE]
+    assert all("Storage forbidden: " in fault.detail for fault in ended.faults)
+    assert verified(path, filesystem(s3)) == [1, 2]
+    store = filesystem(port, key_file.read_text())
+    (result,) = Tuner.restore(path, saving, True, True, storage_filesystem=store).fit()
+    assert result.error is None
+    assert starts(workspace / "log")[-1] == 2
+    assert verified(path, store) == [4, 5]

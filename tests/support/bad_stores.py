@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import random
 import uuid
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -151,7 +151,7 @@ class Flaky(Store):
             return
         self.tries[path] += 1
         name = "/".join(path.rsplit("/", 2)[1:])  # of the directory and the file
-        draw = zlib.crc32(f"{self.seed} {name} {self.tries[path]}".encode()) / 2**32
+        draw = random.Random(f"{self.seed} {name} {self.tries[path]}").random()
         if draw < self.share:
             with Path(self.log).open("a") as log:
                 log.write(f"{name}\n")

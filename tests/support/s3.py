@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,73 @@ def s3_server() -> Iterator[int]:
         yield port
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def gate(port: int, key_file: Path) -> Iterator[int]:  # noqa: C901 - one class inside
+    """Run a server before another that rejects every key but that in a file; give its port."""
+
+    class Gate(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            chunked = self.headers.get("Transfer-Encoding") == "chunked"
+            body = self.chunks() if chunked else self.plain()
+            if f"Credential={key_file.read_text()}/" not in self.headers.get("Authorization", ""):
+                self.reply(403, {"Content-Type": "application/xml"}, EXPIRED)
+                return
+            upstream = http.client.HTTPConnection("127.0.0.1", port)
+            try:
+                headers = dict(self.headers)
+                given: Any = iter([body]) if chunked else body
+                upstream.request(self.command, self.path, given, headers, encode_chunked=chunked)
+                response = upstream.getresponse()
+                self.reply(response.status, dict(response.getheaders()), response.read())
+            finally:
+                upstream.close()
+
+        def plain(self) -> bytes:
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+        def chunks(self) -> bytes:
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass  # trailers
+            return body
+
+        def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in {"connection", "transfer-encoding", "content-length"}:
+                    self.send_header(name, value)
+            length = headers.get("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - as they are named
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name
+            """Be silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gate)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+EXPIRED = b"""<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"""
 
 
 def filesystem(port: int, key: str = "testing", **settings: Any) -> fs.S3FileSystem:

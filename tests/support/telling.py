@@ -1,4 +1,7 @@
-"""A trainable whose checkpoints tell by themselves whether they are whole, and its logs."""
+"""A trainable whose checkpoints tell by themselves whether they are whole, and its logs.
+
+Nothing here imports raytrials: vanilla Ray runs it too.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,11 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-
-from raytrials.store.checkpoint import Verdict, inspect
-from raytrials.store.disk import Disk, disk_at
-from raytrials.store.manifest import MANIFEST, index_of
 
 STEPS = 5
 PARTS = ("a", "b", "below/c")
@@ -30,6 +30,7 @@ def saving(config: dict[str, Any]) -> None:
     `hook`: a function that is called with each step before it is saved.
     """
     log = Path(config["log"])
+    note_pid(log)
     start, checkpoint = 0, tune.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as directory:
@@ -64,7 +65,7 @@ def read(directory: str) -> int:
         AssertionError: it is not whole, or mixed with another.
     """
     found = sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
-    found = [name for name in found if name not in {"below", MANIFEST, ".metadata.json"}]
+    found = [name for name in found if name != "below" and not name.startswith(".")]
     assert found == ["a", "b", "below/c", "empty"], found
     assert not Path(directory, "empty").read_bytes()
     parts = [json.loads(Path(directory, part).read_text()) for part in PARTS]
@@ -101,6 +102,11 @@ def _die_in_upload(directory: Path) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def note_pid(log: Path) -> None:
+    """Note which process works for a log."""
+    _note(log, f"pid {os.getpid()}")
+
+
 def _note(log: Path, line: str) -> None:
     with log.open("a") as file:
         file.write(f"{line}\n")
@@ -121,32 +127,23 @@ def saved(log: Path) -> list[int]:
     return [int(line.split()[1]) for line in lines(log) if line.startswith("saved ")]
 
 
-def verdicts(location: str, filesystem: Any = None) -> dict[str, tuple[Verdict, int]]:
-    """Read every byte of all checkpoints of an experiment.
+def anytime() -> bool:
+    """Return True."""
+    return True
 
-    Returns:
-        `trial/checkpoint` and what the look gave, with the iteration that it holds, 0 if unknown.
+
+class Stopping(tune.Callback):
+    """Ends the fit by an exception at the first report from the step that a file names.
+
+    The file is deleted with it, so that a restored fit goes on.
     """
-    disk, path = disk_at(location, filesystem)
-    found = {}
-    for name in checkpoints(disk, path):
-        finding = inspect(disk, f"{path}/{name}", full=True)
-        iteration = finding.manifest.header.iteration if finding.manifest else 0
-        found[name] = (finding.verdict, iteration)
-    return found
 
+    def __init__(self, stop: Path, when: Callable[[], bool] = anytime) -> None:
+        self.stop, self.when = stop, when
 
-def checkpoints(disk: Disk, path: str) -> list[str]:
-    """Return the names `trial/checkpoint` of all checkpoints of an experiment, sorted."""
-    return sorted(
-        f"{trial}/{name}"
-        for trial in disk.list_names(path)
-        for name in disk.list_names(f"{path}/{trial}")
-        if index_of(name) is not None
-    )
-
-
-def verified(location: str, filesystem: Any = None) -> list[int]:
-    """Return the iterations of all verified checkpoints of an experiment, sorted."""
-    found = verdicts(location, filesystem).values()
-    return sorted(iteration for verdict, iteration in found if verdict is Verdict.VERIFIED)
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if self.stop.exists() and result["count"] >= int(self.stop.read_text()) and self.when():
+            self.stop.unlink()
+            raise RuntimeError("stopped here")
