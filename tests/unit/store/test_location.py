@@ -77,7 +77,7 @@ def test_a_scheme_that_nobody_knows_or_a_missing_package_is_said(location: str, 
 
 def test_what_is_no_filesystem_is_said() -> None:
     config = tune.RunConfig(name="fit", storage_path="/x", storage_filesystem="s3")
-    with pytest.raises(ConfigurationError, match="storage_filesystem is 's3'"):
+    with pytest.raises(ConfigurationError, match="the storage filesystem is 's3'"):
         Tuner(nothing, run_config=config)
 
 
