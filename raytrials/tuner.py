@@ -15,7 +15,7 @@ from raytrials.core.retry import RetryPolicy
 from raytrials.driver.launch import TunerInternal
 from raytrials.driver.result import TrialResultGrid
 from raytrials.errors import ConfigurationError, UnserializableError, UnsupportedPathError
-from raytrials.store.disk import is_known_to_pyarrow, resolve
+from raytrials.store.location import is_known_to_pyarrow, resolve
 
 TrainableLike = str | Callable[..., Any] | type[Trainable]
 

@@ -34,7 +34,7 @@ from ray import tune
 
 from raytrials import Tuner
 from raytrials.store.checkpoint import STAGING, Verdict, inspect
-from raytrials.store.disk import LocalDisk
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import index_of
 
 FILES = 4

@@ -15,7 +15,8 @@ from typing import Any
 from raytrials import _ray
 from raytrials.driver.probe import WatchedCheckpoint
 from raytrials.store.checkpoint import Finding, Verdict, complete, fetch, inspect
-from raytrials.store.disk import Disk, disk_of
+from raytrials.store.disk import Disk
+from raytrials.store.location import disk_of
 from raytrials.store.manifest import digest_of
 from raytrials.store.retrying import retry
 

@@ -21,7 +21,8 @@ from raytrials.driver.trial import Trial
 from raytrials.errors import NoCheckpointError
 from raytrials.store.catalogue import highest_index, indices, newer, older
 from raytrials.store.checkpoint import Finding, Verdict, inspect
-from raytrials.store.disk import Disk, disk_of
+from raytrials.store.disk import Disk
+from raytrials.store.location import disk_of
 from raytrials.store.manifest import MANIFEST, Manifest, checkpoint_name, index_of
 from raytrials.store.retrying import retry
 

@@ -19,7 +19,7 @@ from raytrials.driver.controller import Controller
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageError, StorageUnwritableError, UnserializableError
-from raytrials.store.disk import LocalDisk
+from raytrials.store.local import LocalDisk
 from raytrials.store.retrying import retry
 
 # Ray's registry of trainables is one dictionary a process, and loses entries or raises when two

@@ -21,7 +21,8 @@ from ray.tune import Checkpoint
 from raytrials import _ray, settings
 from raytrials.errors import StorageError
 from raytrials.store.checkpoint import REMOVED, STAGING, commit
-from raytrials.store.disk import Disk, disk_of
+from raytrials.store.disk import Disk
+from raytrials.store.location import disk_of
 from raytrials.store.manifest import Header
 from raytrials.store.retrying import kind_of, retry
 

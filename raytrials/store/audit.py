@@ -24,7 +24,8 @@ from raytrials.errors import (
     StorageError,
 )
 from raytrials.store.checkpoint import REMOVED, STAGING, THREADS, Finding, Verdict, inspect
-from raytrials.store.disk import Disk, disk_of, resolve
+from raytrials.store.disk import Disk
+from raytrials.store.location import disk_of, resolve
 from raytrials.store.retrying import kind_of
 from raytrials.store.saved import SavedTrial
 from raytrials.store.scope import Scope, on

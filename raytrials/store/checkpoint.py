@@ -20,7 +20,8 @@ from enum import Enum
 import xxhash
 
 from raytrials.errors import CorruptManifestError, SourceChangedError, StorageError
-from raytrials.store.disk import Disk, Entry, LocalDisk, Reader, Writer
+from raytrials.store.disk import Disk, Entry, Reader, Writer
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import (
     MANIFEST,
     RAY_METADATA,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pyarrow.fs
 
 from raytrials.errors import ConfigurationError
-from raytrials.store.disk import as_pyarrow
+from raytrials.store.filesystem import as_pyarrow
 from raytrials.store.retrying import kind_of
 
 T = TypeVar("T")

@@ -14,7 +14,9 @@ import pyarrow.fs
 
 from raytrials.errors import StorageError
 from raytrials.store.checkpoint import pump
-from raytrials.store.disk import CHUNK_BYTES, Disk, Entry, LocalDisk, Reader, disk_of
+from raytrials.store.disk import CHUNK_BYTES, Disk, Entry, Reader
+from raytrials.store.local import LocalDisk
+from raytrials.store.location import disk_of
 from raytrials.store.retrying import retry
 
 

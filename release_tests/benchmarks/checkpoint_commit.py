@@ -41,7 +41,10 @@ import pyarrow.fs
 from ray.train import Checkpoint
 from ray.train._internal.storage import StorageContext  # noqa: TID251 - what we compare with
 
-from raytrials.store import checkpoint, disk
+from raytrials.store import checkpoint
+from raytrials.store.disk import CHUNK_BYTES
+from raytrials.store.local import LocalDisk
+from raytrials.store.location import disk_at, disk_of
 from raytrials.store.manifest import Header
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -87,13 +90,11 @@ QUICK = [
 
 def ours(filesystem: pyarrow.fs.FileSystem, *, fsync: bool = True) -> Contender:
     """Return our commit to a filesystem."""
-    target_disk = disk.disk_of(filesystem, fsync=fsync)
+    target_disk = disk_of(filesystem, fsync=fsync)
     header = Header("experiment", "trial", 1, 0, 0, 1, 0.0, {"loss": 0.5})
 
     def commit(source: str, target: str) -> None:
-        checkpoint.commit(
-            target_disk, f"{target}/trial", header, disk.disk_at(source), retry_s=60.0
-        )
+        checkpoint.commit(target_disk, f"{target}/trial", header, disk_at(source), retry_s=60.0)
 
     return commit
 
@@ -214,14 +215,14 @@ class Place:
 
 def verifications(source: str, place: str, rounds: int) -> dict[str, Times]:
     """Return what verifying a checkpoint takes, and reading its files."""
-    local = disk.LocalDisk()
+    local = LocalDisk()
     header = Header("experiment", "trial", 1, 0, 0, 1, 0.0, {})
-    manifest = checkpoint.commit(local, place, header, disk.disk_at(source), retry_s=60.0)
+    manifest = checkpoint.commit(local, place, header, disk_at(source), retry_s=60.0)
     path = f"{place}/{checkpoint.checkpoint_name(0)}"
     sizes = {name: record.size for name, record in manifest.files.items()}
 
     def read_share(share: Sequence[str]) -> None:
-        buffer = memoryview(bytearray(disk.CHUNK_BYTES))
+        buffer = memoryview(bytearray(CHUNK_BYTES))
         for name in share:
             with Path(f"{path}/{name}").open("rb", buffering=0) as file:
                 while file.readinto(buffer):

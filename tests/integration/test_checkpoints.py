@@ -18,7 +18,7 @@ from raytrials.core.fault import Charge
 from raytrials.driver.result import TrialResult
 from raytrials.errors import NoCheckpointError
 from raytrials.store.checkpoint import Verdict, inspect
-from raytrials.store.disk import LocalDisk
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, Manifest
 
 pytestmark = pytest.mark.usefixtures("ray_local")

@@ -15,7 +15,7 @@ from ray import tune
 from support.nodes import JoinAfterFreeze, outliving, running_nodes, thaw, wait_for
 import raytrials
 from raytrials.store.checkpoint import inspect
-from raytrials.store.disk import disk_of
+from raytrials.store.location import disk_of
 
 found = {}
 with running_nodes() as nodes:

@@ -18,7 +18,7 @@ from support.saving import TRAINABLES, config, log_of, read, saving, write
 
 from raytrials import Tuner, refreshing_filesystem
 from raytrials.store.checkpoint import Verdict, inspect
-from raytrials.store.disk import LocalDisk
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import index_of
 
 KINDS = pytest.mark.parametrize("kind", TRAINABLES)

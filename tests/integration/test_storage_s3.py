@@ -20,7 +20,7 @@ from support.telling import lines, saved, saving, starts
 from raytrials import Cause, RetryPolicy, Tuner, refreshing_filesystem
 from raytrials.core.fault import Charge
 from raytrials.store.checkpoint import Verdict
-from raytrials.store.disk import disk_at, disk_of
+from raytrials.store.location import disk_at, disk_of
 
 SCRIPT = "from support.s3 import main; main()"
 

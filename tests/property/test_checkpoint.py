@@ -10,7 +10,8 @@ from support.disks import contents_of, path_of, save
 
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.store.checkpoint import Verdict, fetch, inspect
-from raytrials.store.disk import Disk, LocalDisk
+from raytrials.store.disk import Disk
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, Manifest
 
 patient = settings(deadline=None, max_examples=60)  # a busy machine may take its time

@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow.fs
 
 from raytrials.store.checkpoint import commit
-from raytrials.store.disk import Disk, ObjectDisk, disk_of
+from raytrials.store.disk import Disk
+from raytrials.store.location import disk_of
 from raytrials.store.manifest import Header, checkpoint_name
+from raytrials.store.objects import ObjectDisk
 
 FILES: Mapping[str, bytes] = {"weights.bin": b"w" * 100, "inner/state.json": b"{}"}
 

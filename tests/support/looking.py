@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from raytrials.store.checkpoint import Verdict, inspect
-from raytrials.store.disk import Disk, disk_at
+from raytrials.store.disk import Disk
+from raytrials.store.location import disk_at
 from raytrials.store.manifest import index_of
 
 

@@ -17,7 +17,10 @@ from support.stores import AnswersWithAll, CachesListings, ReplacesOnClose
 from raytrials.chaos.conformance import DiskConformance, Place
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty
-from raytrials.store.disk import LocalDisk, ObjectDisk, as_pyarrow, disk_of
+from raytrials.store.filesystem import as_pyarrow
+from raytrials.store.local import LocalDisk
+from raytrials.store.location import disk_of
+from raytrials.store.objects import ObjectDisk
 
 fresh = itertools.count()
 

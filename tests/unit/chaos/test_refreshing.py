@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from support.stores import CachesListings
 
 from raytrials.chaos.conformance import DiskConformance, Place
-from raytrials.store.disk import disk_of
+from raytrials.store.location import disk_of
 from raytrials.store.refreshing import refreshing_filesystem
 
 fresh = itertools.count()

@@ -25,10 +25,10 @@ from raytrials.errors import (
     NotAnExperimentError,
     StorageError,
 )
-from raytrials.store import disk
+from raytrials.store import local
 from raytrials.store.audit import Audit
 from raytrials.store.checkpoint import Verdict
-from raytrials.store.disk import as_pyarrow
+from raytrials.store.filesystem import as_pyarrow
 from raytrials.store.manifest import MANIFEST
 
 ACCOUNT = {"version": 1, "attempt": 1}
@@ -446,7 +446,7 @@ def test_a_file_that_goes_while_it_is_listed_is_no_error(
         with scan(path) as entries:
             yield [Gone() if entry.name == Gone.name else entry for entry in entries]
 
-    monkeypatch.setattr(disk.os, "scandir", scandir)
+    monkeypatch.setattr(local.os, "scandir", scandir)
     assert verify(experiment).counts[Verdict.VERIFIED] == 1
 
 

@@ -13,7 +13,8 @@ from raytrials.chaos.conformance import put
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, Stopped, fail_when, stop_at
 from raytrials.store.checkpoint import Finding, Verdict, complete, delete, fetch, inspect
-from raytrials.store.disk import Disk, LocalDisk
+from raytrials.store.disk import Disk
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, RAY_METADATA
 
 FILES = {"model.pt": b"weights" * 100, "a/b": b"x", "empty": b""}

@@ -15,11 +15,13 @@ from raytrials.chaos.conformance import put
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, fail_share, fail_when, fill_up
 from raytrials.errors import SourceChangedError, StorageError
-from raytrials.store import disk as disk_module
-from raytrials.store import retrying
+from raytrials.store import local, retrying
 from raytrials.store.checkpoint import Verdict, commit, inspect
-from raytrials.store.disk import CHUNK_BYTES, Disk, LocalDisk, ObjectDisk, as_pyarrow
+from raytrials.store.disk import CHUNK_BYTES, Disk
+from raytrials.store.filesystem import as_pyarrow
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, RAY_METADATA, FileRecord, Manifest, digest_of
+from raytrials.store.objects import ObjectDisk
 
 FILES = {
     "model.pt": os.urandom(5000),
@@ -257,7 +259,7 @@ def test_a_filesystem_without_fsync_is_taken_as_it_is(
     def refuse(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(disk_module.os, "fsync", refuse)
+    monkeypatch.setattr(local.os, "fsync", refuse)
     disk = LocalDisk()
     commit(disk, str(tmp_path), header(), source(FILES), retry_s=0)
     assert inspect(disk, f"{tmp_path}/checkpoint_000000", full=True).verdict is Verdict.VERIFIED
@@ -267,7 +269,7 @@ def test_a_failing_fsync_ends_the_commit(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(disk_module.os, "fsync", fail)
+    monkeypatch.setattr(local.os, "fsync", fail)
     with pytest.raises(StorageError, match="unavailable"):
         commit(LocalDisk(), str(tmp_path), header(), source(FILES), retry_s=0)
     assert not (tmp_path / "checkpoint_000000").exists()

@@ -15,16 +15,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from raytrials.chaos.conformance import put
-from raytrials.store import disk as disk_module
-from raytrials.store.disk import (
-    Disk,
-    LocalDisk,
-    ObjectDisk,
-    as_pyarrow,
-    disk_at,
-    disk_of,
-    resolve,
-)
+from raytrials.store import local
+from raytrials.store.disk import Disk
+from raytrials.store.filesystem import as_pyarrow
+from raytrials.store.local import LocalDisk
+from raytrials.store.location import disk_at, disk_of, resolve
+from raytrials.store.objects import ObjectDisk
 
 
 class MyLocal(LocalFileSystem):
@@ -129,7 +125,7 @@ class Synced:
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
     synced = Synced()
-    monkeypatch.setattr(disk_module.os, "fsync", synced.fsync)
+    monkeypatch.setattr(local.os, "fsync", synced.fsync)
     return synced
 
 
@@ -175,7 +171,7 @@ def test_a_tree_that_another_deletes_too_is_deleted(
 ) -> None:
     disk = LocalDisk()
     put(disk, str(tmp_path), {f"tree/{n}/file": b"x" for n in range(4)})
-    rmtree = disk_module.shutil.rmtree
+    rmtree = local.shutil.rmtree
     rounds = []
 
     def disturbed(path: str) -> None:
@@ -185,6 +181,6 @@ def test_a_tree_that_another_deletes_too_is_deleted(
             raise FileNotFoundError(path)
         rmtree(path)
 
-    monkeypatch.setattr(disk_module.shutil, "rmtree", disturbed)
+    monkeypatch.setattr(local.shutil, "rmtree", disturbed)
     disk.delete_tree(f"{tmp_path}/tree")
     assert os.listdir(tmp_path) == []  # noqa: PTH208

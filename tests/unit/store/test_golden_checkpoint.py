@@ -13,7 +13,7 @@ import pytest
 import raytrials
 from raytrials.errors import CorruptManifestError
 from raytrials.store.checkpoint import Verdict, commit
-from raytrials.store.disk import LocalDisk
+from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, FileRecord, Header, Manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoint-v1"

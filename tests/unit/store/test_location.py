@@ -15,8 +15,11 @@ from support.bad_stores import Awkward, Store
 from raytrials import Tuner
 from raytrials.errors import ConfigurationError, StorageError
 from raytrials.store.checkpoint import Verdict, commit, complete, delete, fetch, inspect
-from raytrials.store.disk import Disk, LocalDisk, ObjectDisk, disk_at, disk_of
+from raytrials.store.disk import Disk
+from raytrials.store.local import LocalDisk
+from raytrials.store.location import disk_at, disk_of
 from raytrials.store.manifest import MANIFEST, Header
+from raytrials.store.objects import ObjectDisk
 from raytrials.tuner import _storage_of
 
 HEADER = Header("e", "t", 1, 0, 7, 7, 0.0)

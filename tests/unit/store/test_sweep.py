@@ -19,7 +19,7 @@ from support.experiments import Experiment, saved
 import raytrials
 from raytrials.store.audit import Audit
 from raytrials.store.checkpoint import Verdict
-from raytrials.store.disk import as_pyarrow
+from raytrials.store.filesystem import as_pyarrow
 from raytrials.store.sweep import Outcome, sweep
 
 ACCOUNT = {"version": 1, "attempt": 1}
