@@ -130,6 +130,8 @@ class Killer(threading.Thread):
         committed = self._committed()
         for path in committed:
             finding = inspect(LocalDisk(), str(path), full=True)
+            if not path.exists():
+                continue  # the driver's retention took it meanwhile
             if finding.verdict is not Verdict.VERIFIED or finding.manifest is None:
                 self.problems.append(f"{path.name} is {finding.verdict}: {finding.problem}")
                 continue

@@ -12,14 +12,7 @@ from typing import Any
 
 from raytrials import _ray, settings
 from raytrials.core.retention import Retired, due
-from raytrials.store.checkpoint import (
-    REMOVED,
-    STAGING,
-    Verdict,
-    delete,
-    index_in,
-    inspect,
-)
+from raytrials.store.checkpoint import REMOVED, STAGING, Verdict, delete, index_in, inspect
 from raytrials.store.disk import Disk
 from raytrials.store.manifest import MANIFEST
 from raytrials.store.sweep import LEAST_AGE_S, sweep

@@ -20,7 +20,8 @@ from ray.tune import Checkpoint
 
 from raytrials import _ray, settings
 from raytrials.errors import StorageError
-from raytrials.store.checkpoint import REMOVED, STAGING, commit
+from raytrials.store.checkpoint import REMOVED, STAGING
+from raytrials.store.commit import commit
 from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of
 from raytrials.store.manifest import Header

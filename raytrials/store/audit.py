@@ -23,7 +23,8 @@ from raytrials.errors import (
     MissingFilesystemError,
     StorageError,
 )
-from raytrials.store.checkpoint import REMOVED, STAGING, THREADS, Finding, Verdict, inspect
+from raytrials.store.checkpoint import REMOVED, STAGING, Finding, Verdict, inspect
+from raytrials.store.copying import THREADS
 from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of, resolve
 from raytrials.store.retrying import kind_of

@@ -57,6 +57,7 @@ _LASTING_TYPES = (
     # A mistake in the call, or in the filesystem's code.
     AttributeError,
     LookupError,
+    NameError,
     NotImplementedError,
     TypeError,
     ValueError,

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.fs
 
 from raytrials.errors import StorageError
-from raytrials.store.checkpoint import pump
+from raytrials.store.copying import pump
 from raytrials.store.disk import CHUNK_BYTES, Disk, Entry, Reader
 from raytrials.store.local import LocalDisk
 from raytrials.store.location import disk_of

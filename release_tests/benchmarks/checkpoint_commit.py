@@ -41,11 +41,13 @@ import pyarrow.fs
 from ray.train import Checkpoint
 from ray.train._internal.storage import StorageContext  # noqa: TID251 - what we compare with
 
-from raytrials.store import checkpoint
+from raytrials.store.checkpoint import Verdict, inspect
+from raytrials.store.commit import commit
+from raytrials.store.copying import in_parallel, shares_of
 from raytrials.store.disk import CHUNK_BYTES
 from raytrials.store.local import LocalDisk
 from raytrials.store.location import disk_at, disk_of
-from raytrials.store.manifest import Header
+from raytrials.store.manifest import Header, checkpoint_name
 
 KIB, MIB = 1 << 10, 1 << 20
 MOST = {"ours / vanilla": 1.10, "ours+fsync / vanilla+fsync": 1.10, "verify / read": 1 / 0.60}
@@ -94,7 +96,7 @@ def ours(filesystem: pyarrow.fs.FileSystem, *, fsync: bool = True) -> Contender:
     header = Header("experiment", "trial", 1, 0, 0, 1, 0.0, {"loss": 0.5})
 
     def commit(source: str, target: str) -> None:
-        checkpoint.commit(target_disk, f"{target}/trial", header, disk_at(source), retry_s=60.0)
+        commit(target_disk, f"{target}/trial", header, disk_at(source), retry_s=60.0)
 
     return commit
 
@@ -217,8 +219,8 @@ def verifications(source: str, place: str, rounds: int) -> dict[str, Times]:
     """Return what verifying a checkpoint takes, and reading its files."""
     local = LocalDisk()
     header = Header("experiment", "trial", 1, 0, 0, 1, 0.0, {})
-    manifest = checkpoint.commit(local, place, header, disk_at(source), retry_s=60.0)
-    path = f"{place}/{checkpoint.checkpoint_name(0)}"
+    manifest = commit(local, place, header, disk_at(source), retry_s=60.0)
+    path = f"{place}/{checkpoint_name(0)}"
     sizes = {name: record.size for name, record in manifest.files.items()}
 
     def read_share(share: Sequence[str]) -> None:
@@ -229,11 +231,11 @@ def verifications(source: str, place: str, rounds: int) -> dict[str, Times]:
                     pass
 
     def read() -> None:
-        checkpoint.in_parallel(read_share, checkpoint.shares_of(list(sizes), sizes, local))
+        in_parallel(read_share, shares_of(list(sizes), sizes, local))
 
     def verify() -> None:
-        finding = checkpoint.inspect(local, path, full=True)
-        if finding.verdict is not checkpoint.Verdict.VERIFIED:
+        finding = inspect(local, path, full=True)
+        if finding.verdict is not Verdict.VERIFIED:
             raise RuntimeError(finding.problem)
 
     ways = {"verify": verify, "read": read}

@@ -15,7 +15,7 @@ from support.disks import TRIAL, contents_of, path_of, save
 
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, Stopped, stop_at
-from raytrials.store import checkpoint
+from raytrials.store import copying
 from raytrials.store.checkpoint import Verdict, delete, inspect
 from raytrials.store.disk import Disk
 from raytrials.store.manifest import MANIFEST, Manifest, index_of
@@ -127,7 +127,7 @@ WAYS: dict[str, tuple[Callable[[], Fake], Callable[[Fake], None]]] = {
 @pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "threads"])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread copies in the same order each time; several leave more in between."""
-    monkeypatch.setattr(checkpoint, "THREADS", request.param)
+    monkeypatch.setattr(copying, "THREADS", request.param)
 
 
 def stops(make: Callable[[], Fake], keep: int) -> Iterator[tuple[Fake, Trial]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from raytrials.chaos.conformance import put
 from raytrials.chaos.disk import FakeLocal
-from raytrials.store.checkpoint import commit
+from raytrials.store.commit import commit
 from raytrials.store.disk import Disk
 from raytrials.store.manifest import MANIFEST, RAY_METADATA, Header, Manifest, checkpoint_name
 

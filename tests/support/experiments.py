@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.fs
 
-from raytrials.store.checkpoint import commit
+from raytrials.store.commit import commit
 from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of
 from raytrials.store.manifest import Header, checkpoint_name

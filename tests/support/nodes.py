@@ -196,7 +196,7 @@ def outliving(config: dict[str, Any]) -> None:
 
     Files in `directory` say where they are (`holding`, `waiting`) and let them go (`go`, `finish`).
     """
-    from raytrials.store import checkpoint as store  # noqa: PLC0415 - in the worker
+    from raytrials.store import commit as store  # noqa: PLC0415 - in the worker
 
     directory = Path(config["directory"])
     begin, given = 0, tune.get_checkpoint()

@@ -16,7 +16,8 @@ from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, fail_share, fail_when, fill_up
 from raytrials.errors import SourceChangedError, StorageError
 from raytrials.store import local, retrying
-from raytrials.store.checkpoint import Verdict, commit, inspect
+from raytrials.store.checkpoint import Verdict, inspect
+from raytrials.store.commit import commit
 from raytrials.store.disk import CHUNK_BYTES, Disk
 from raytrials.store.filesystem import as_pyarrow
 from raytrials.store.local import LocalDisk

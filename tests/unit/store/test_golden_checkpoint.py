@@ -12,7 +12,8 @@ import pytest
 
 import raytrials
 from raytrials.errors import CorruptManifestError
-from raytrials.store.checkpoint import Verdict, commit
+from raytrials.store.checkpoint import Verdict
+from raytrials.store.commit import commit
 from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, FileRecord, Header, Manifest
 

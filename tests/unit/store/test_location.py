@@ -14,7 +14,8 @@ from support.bad_stores import Awkward, Store
 
 from raytrials import Tuner
 from raytrials.errors import ConfigurationError, StorageError
-from raytrials.store.checkpoint import Verdict, commit, complete, delete, fetch, inspect
+from raytrials.store.checkpoint import Verdict, complete, delete, fetch, inspect
+from raytrials.store.commit import commit
 from raytrials.store.disk import Disk
 from raytrials.store.local import LocalDisk
 from raytrials.store.location import disk_at, disk_of
