@@ -272,7 +272,7 @@ class StorageError(RaytrialsError):
     Attributes:
         operation: what was tried.
         path: where.
-        kind: `full`, `forbidden`, `refused` or `unavailable`.
+        kind: `full`, `forbidden`, `refused`, `absent` (from this node) or `unavailable`.
         detail: what the storage said.
     """
 
@@ -328,6 +328,26 @@ class CorruptManifestError(RaytrialsError):
 
     def __str__(self) -> str:
         return f"The manifest is damaged: {self.detail}"
+
+
+class NewerFormatError(RaytrialsError):
+    """A checkpoint was written by a newer release, in a format that this one does not know.
+
+    Nothing is wrong with it, and nothing is marked: the caller needs the newer release.
+    """
+
+    exit_code = 2
+
+    def __init__(self, version: object, known: int) -> None:
+        super().__init__(version, known)
+        self.version = version
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"A checkpoint has a manifest of version {self.version}; this release of raytrials "
+            f"reads up to {self.known}. Use the release that wrote it, or a newer one."
+        )
 
 
 class NoCheckpointError(RaytrialsError):

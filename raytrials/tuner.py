@@ -123,6 +123,12 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         )
         return cls(_tuner_internal=internal)
 
+    @classmethod
+    def can_restore(cls, path: str, storage_filesystem: Any = None) -> bool:
+        """Return whether there is an experiment at `path`; both arguments as in `restore`."""
+        resolved, filesystem = _storage_of(path, storage_filesystem)
+        return bool(super().can_restore(resolved, filesystem))
+
     def fit(self) -> ResultGrid:
         """Run the experiment and return its results.
 

@@ -18,7 +18,7 @@ from raytrials.core.rule import Rule, rules_of_environment
 from raytrials.errors import ConfigurationError
 
 FATAL = "raytrials.errors.Fatal"
-NO_CHECKPOINT = "raytrials.errors.NoCheckpointError"
+UNRESTORABLE = {"raytrials.errors.NoCheckpointError", "raytrials.errors.NewerFormatError"}
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ class RetryPolicy:
     def _decide(self, fault: Fault, history: History) -> Decision:
         if FATAL in fault.exceptions:
             return _end(history, "raytrials.Fatal was raised")
-        if NO_CHECKPOINT in fault.exceptions:
-            return _end(history, "no whole checkpoint is left")
+        if not UNRESTORABLE.isdisjoint(fault.exceptions):
+            return _end(history, "no checkpoint can be restored")
         rule = self._rule_for(fault)
         if rule is not None:
             number = list(self.rules or ()).index(rule) + 1

@@ -47,6 +47,8 @@ class Checkpoints:
         self._verification = settings.VERIFY.get()
         self.unverified: set[str] = set()
         self._told: set[str] = set()
+        # What a driver before found bad may have been repaired: this is what this one has seen.
+        self._rejected: dict[str, str] = {}
 
     def restored(self, trials: Sequence[Trial]) -> None:
         """Note what restored trials say of their checkpoints.
@@ -58,7 +60,9 @@ class Checkpoints:
             trial.account.may_be_alive |= not trial.account.ended_cleanly
             if trial.account.unverified and not trial.account.attempt:
                 names = _names_without_manifest(trial)
-                trial.account.unverified = sorted(names | set(trial.account.unverified))
+            else:
+                names = _made_by_vanilla(trial)
+            trial.account.unverified = sorted(names | set(trial.account.unverified))
         homes = {trial.storage.trial_dir_name for trial in trials}
         for trial in trials:
             directory = trial.storage.trial_fs_path
@@ -91,7 +95,7 @@ class Checkpoints:
         if not account.ended_cleanly:
             first += GAP
         account.ended_cleanly = False
-        account.next_index = first
+        account.next_index = trial.first_index = first
         storage.current_checkpoint_index = first - 1
         storage.attempt = Attempt(account.experiment, trial.trial_id, account.attempt)
 
@@ -109,8 +113,8 @@ class Checkpoints:
             disk=storage.disk,
             filesystem=storage.storage_filesystem,
             directory=storage.trial_fs_path,
-            below=account.next_index,
-            spared=frozenset(account.unverified) | {_name(path) for path in trial.kept_paths()},
+            below=trial.first_index,
+            spared=frozenset({*account.unverified, *account.bad, *map(_name, trial.kept_paths())}),
             all_dead=not account.may_be_alive and not trial.open_charges,
             retry_s=storage.attempt.retry_s,
         )
@@ -135,7 +139,7 @@ class Checkpoints:
             problems[_name(latest.checkpoint.path)] = problem
             self.reject(trial, latest.checkpoint, problem, cause)
         if not problems and trial.account.bad and not trial.account.restarted:
-            problems = dict(trial.account.bad)
+            problems = dict(trial.account.bad)  # all of them were found bad before
         if not problems:
             return None
         if settings.RESTART_WITHOUT_CHECKPOINT.get():
@@ -147,7 +151,7 @@ class Checkpoints:
 
     def _problem(self, trial: Trial, checkpoint: Checkpoint) -> tuple[str, Cause]:
         path = checkpoint.path
-        known = trial.account.bad.get(self._key(trial, path))
+        known = self._rejected.get(path)
         if known is not None:
             return known, Cause.CHECKPOINT_CORRUPT
         if self._verification == "off":
@@ -186,9 +190,13 @@ class Checkpoints:
         return path.removeprefix(own).removeprefix(inside)
 
     def charge(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
-        """Charge a bad checkpoint to itself, once. It stays where it is, and is not used again."""
+        """Charge a bad checkpoint to itself, once. It stays where it is, and is not used again.
+
+        A next driver looks at it again, and charges it only if something else is wrong with it.
+        """
         key = self._key(trial, checkpoint.path)
-        if key in trial.account.bad:
+        self._rejected[checkpoint.path] = problem
+        if trial.account.bad.get(key) == problem:
             return
         trial.account.bad[key] = problem
         fault = Fault(
@@ -210,6 +218,7 @@ class Checkpoints:
         """Note that the trial's latest checkpoint could not be restored, and is not to be again."""
         if trial.checkpoint is not None:
             trial.account.bad.setdefault(self._key(trial, trial.checkpoint.path), problem)
+            self._rejected.setdefault(trial.checkpoint.path, problem)
 
     def reject(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
         """Charge a bad checkpoint, and make the next older one the trial's latest."""
@@ -276,11 +285,11 @@ class Checkpoints:
         for name, finding in self._read(
             disk, directory, lambda: list(newer(disk, directory, newest))
         ):
-            if name in account.bad:
-                continue
             checkpoint = Checkpoint(
                 f"{directory}/{name}", filesystem=trial.storage.storage_filesystem
             )
+            if checkpoint.path in self._rejected:
+                continue
             problem = finding.problem or _owner_problem(trial, checkpoint.path, finding)
             if problem or finding.manifest is None:
                 self.charge(trial, checkpoint, problem, Cause.CHECKPOINT_CORRUPT)
@@ -320,6 +329,16 @@ def _owner_problem(trial: Trial, path: str, finding: Finding) -> str:
 def _result_of(checkpoint: Checkpoint, manifest: Manifest) -> Any:
     metrics = {**manifest.header.metrics, "checkpoint_dir_name": _name(checkpoint.path)}
     return _ray.TrainingResult(checkpoint=checkpoint, metrics=metrics)
+
+
+def _made_by_vanilla(trial: Trial) -> set[str]:
+    """Return the names of checkpoints that vanilla Ray made when it continued our experiment.
+
+    It registers them, and does not reserve their indices in the account.
+    """
+    names = {_name(one.checkpoint.path) for one in _ray.registered_checkpoints(trial)}
+    first = trial.account.next_index if trial.account.attempt else 0
+    return {name for name in names if (index_of(name) or 0) >= first}
 
 
 def _names_without_manifest(trial: Trial) -> set[str]:

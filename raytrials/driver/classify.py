@@ -14,6 +14,7 @@ from raytrials import _ray
 from raytrials.core.fault import Cause, Phase
 from raytrials.errors import (
     ActorError,
+    NewerFormatError,
     NoCheckpointError,
     RestoreError,
     StorageError,
@@ -25,6 +26,9 @@ MAX_DETAIL_CHARS = 2000
 
 # The first row that fits gives the cause. `RayActorError` itself is last: it is the parent of most.
 _CAUSES: Sequence[tuple[type[BaseException], Cause]] = (
+    (StorageError, Cause.STORAGE),
+    (NewerFormatError, Cause.ENVIRONMENT),
+    (NoCheckpointError, Cause.CHECKPOINT_MISSING),
     (exceptions.OutOfMemoryError, Cause.OUT_OF_MEMORY),
     (exceptions.NodeDiedError, Cause.NODE_LOST),
     (exceptions.LocalRayletDiedError, Cause.NODE_LOST),
@@ -131,9 +135,7 @@ def _cause(inner: BaseException) -> Cause:
             return Cause.PREEMPTED
         if inner.actor_init_failed:
             return Cause.USER_CODE
-    if isinstance(inner, StorageError):
-        return Cause.STORAGE
-    if isinstance(inner, NoCheckpointError) or _ray.is_checkpoint_gone(inner):
+    if _ray.is_checkpoint_gone(inner):
         return Cause.CHECKPOINT_MISSING
     for kind, cause in _CAUSES:
         if isinstance(inner, kind):

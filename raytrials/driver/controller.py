@@ -26,7 +26,7 @@ from raytrials.driver.recovery import Recovery, tell_decided
 from raytrials.driver.rerun import NeverStops, Silent
 from raytrials.driver.retention import Retention, StateSyncer
 from raytrials.driver.trial import FitContext, Trial, adopt
-from raytrials.errors import NoCheckpointError, StorageError
+from raytrials.errors import NewerFormatError, NoCheckpointError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
                 self._schedule_check(trial, handed_out)
             else:
                 self._schedule_load(trial, handed_out)
-        except (NoCheckpointError, StorageError) as error:
+        except (NewerFormatError, NoCheckpointError, StorageError) as error:
             trial.on_restoring()
             self._process_trial_failure(trial, error)
         return True
@@ -206,7 +206,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             self._context.checkpoints.reject(
                 trial, saved.checkpoint, problem, Cause.CHECKPOINT_CORRUPT
             )
-        except StorageError as error:
+        except (NewerFormatError, StorageError) as error:
             self._process_trial_failure(trial, error)
             return
         if not self._schedule_trial_restore(trial):
@@ -229,7 +229,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         """
         try:
             unseen = self._context.checkpoints.unseen(trial)
-        except StorageError:
+        except (NewerFormatError, StorageError):
             logger.warning("Could not look for newer checkpoints of %s.", trial, exc_info=True)
             return
         for result in unseen:
@@ -252,7 +252,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         """Delete what a driver before had no time to delete."""
         try:
             paths = self._context.checkpoints.put_out(trial)
-        except StorageError:
+        except (NewerFormatError, StorageError):
             logger.warning("Could not look for older checkpoints of %s.", trial, exc_info=True)
             return
         for path in paths:
@@ -413,6 +413,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     def _on_settled(self, trial: Trial) -> None:
         """Charges of a trial were decided."""
         self._has_errored = self._has_errored or trial.was_charged
+        trial.sweep_leftovers()
         self._mark_trial_to_checkpoint(trial)
 
     def _try_recover(self, trial: Trial, exc: Exception) -> None:

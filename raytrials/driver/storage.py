@@ -137,7 +137,7 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
         return type(checkpoint)(filesystem=self.storage_filesystem, path=self.checkpoint_fs_path)
 
     def _check_reachable(self, disk: Disk) -> None:
-        """Raise Ray's error if this machine does not see the driver's storage."""
+        """Raise a StorageError if this machine does not see the driver's storage."""
         marker = _ray.validation_file_of(self)
         found = retry(
             disk,
@@ -146,8 +146,21 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
             lambda: self.storage_filesystem.get_file_info(marker),
             limit_s=self.attempt.retry_s,
         )
-        if found.type == pyarrow.fs.FileType.NotFound:
-            self._check_validation_file()
+        if found.type != pyarrow.fs.FileType.NotFound:
+            return
+        experiment = self.experiment_fs_path
+        if not retry(
+            disk,
+            "listing",
+            experiment,
+            lambda: disk.list_names(experiment),
+            limit_s=self.attempt.retry_s,
+        ):
+            detail = (
+                "This node does not see the experiment that the driver sees. The storage path must "
+                "be one that all nodes share: an object store, or a filesystem mounted everywhere."
+            )
+            raise StorageError("reaching", experiment, "absent", detail)
 
     def _iteration(self) -> int:
         """Return the `training_iteration` of what is saved.

@@ -110,6 +110,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         told_iteration: the latest iteration that searcher and scheduler were told, 0 before.
         rerun_until: iterations up to this one are run again and not told again, 0 for none.
         told_decision: what the scheduler decided then; None once it has been acted on.
+        first_index: the first index that the present attempt may give to a checkpoint.
         latest_error: the typed error of the latest failure that was booked by this driver.
     """
 
@@ -121,6 +122,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     told_iteration: int = 0
     rerun_until: int = 0
     told_decision: str | None = None
+    first_index: int = 0
     latest_error: TrialError | None = None
     _failed_s: float = 0.0
     _suspects: tuple[tuple[str, float], ...] = ()
@@ -140,9 +142,13 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             if self._exploits():
                 self.account.adopts_from = self.account.attempt
             self.context.checkpoints.name_attempt(self)
-            if self.account.attempt > 1 and self.context.retention is not None:
-                self.context.retention.sweep(self.context.checkpoints.leftovers(self))
+            self.sweep_leftovers()
             self.invalidate_json_state()
+
+    def sweep_leftovers(self) -> None:
+        """Delete what earlier attempts left half done, as far as none of them can be at work."""
+        if self.account.attempt > 1 and self.context.retention is not None:
+            self.context.retention.sweep(self.context.checkpoints.leftovers(self))
 
     def _exploits(self) -> bool:
         checkpoint = self.checkpoint
@@ -539,6 +545,7 @@ _IN_MEMORY = (
     "told_iteration",
     "rerun_until",
     "told_decision",
+    "first_index",
     "latest_error",
     "_failed_s",
     "_suspects",

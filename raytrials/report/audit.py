@@ -36,7 +36,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 def _problems(audit: Audit) -> Iterator[str]:
     for trial in audit.trials:
         for checkpoint in trial.checkpoints:
-            if checkpoint.verdict in {Verdict.CORRUPT, Verdict.INCOMPLETE}:
+            if checkpoint.verdict not in {Verdict.VERIFIED, Verdict.UNVERIFIED}:
                 yield f"{checkpoint.verdict}: {trial.directory}/{checkpoint.name}: " + _what(
                     checkpoint
                 )

@@ -32,7 +32,13 @@ from raytrials.store.saved import SavedTrial
 from raytrials.store.scope import Scope, on
 from raytrials.store.sweep import Outcome, Swept, sweep
 
-SHOWN = (Verdict.VERIFIED, Verdict.UNVERIFIED, Verdict.CORRUPT, Verdict.INCOMPLETE)
+SHOWN = (
+    Verdict.VERIFIED,
+    Verdict.UNVERIFIED,
+    Verdict.CORRUPT,
+    Verdict.MISSING,
+    Verdict.INCOMPLETE,
+)
 """The verdicts that an audit gives."""
 
 _WANTED = "the path or URI of an experiment, a trial or a checkpoint"
@@ -45,8 +51,8 @@ class AuditedCheckpoint:
     Attributes:
         name: of its directory.
         verdict: verified; unverified (made without raytrials, so nothing tells whether it is
-            whole); corrupt (not what was committed); incomplete (never committed, or half
-            deleted).
+            whole); corrupt (not what was committed); missing (gone, though the saved state of its
+            trial names it); incomplete (never committed, or half deleted).
         problem: what is wrong with it; "" if nothing is.
         iteration: the `training_iteration` that it holds; None without a readable manifest.
         size_bytes: of its files; None without a readable manifest.
@@ -116,8 +122,8 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether no committed checkpoint is corrupt."""
-        return self.counts[Verdict.CORRUPT] == 0
+        """Whether no committed checkpoint is corrupt or missing."""
+        return self.counts[Verdict.CORRUPT] == self.counts[Verdict.MISSING] == 0
 
     @property
     def counts(self) -> Mapping[Verdict, int]:
@@ -174,6 +180,8 @@ def verify(
         MissingFilesystemError: the package for the URI's scheme is not installed.
         StorageError: the storage cannot be read. What it failed to delete is told in the result.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError("path", path, _WANTED)
     location = os.fspath(path)
     found, root = _open(location, filesystem)
     disk = disk_of(found)
@@ -183,7 +191,36 @@ def verify(
     trials = auditor.audit()
     if auditor.missing:
         _refuse_unreadable(auditor.missing, Scope.find(disk, found, location, root))
-    return Audit(location, full, trials)
+    if _gone(trials, saved, scope):
+        # A driver that runs deletes what its newer state no longer names.
+        saved = scope.read_saved(disk)
+    return Audit(location, full, _with_gone(trials, _gone(trials, saved, scope)))
+
+
+def _gone(
+    trials: Sequence[AuditedTrial], saved: Mapping[str, SavedTrial], scope: Scope
+) -> dict[str, set[str]]:
+    """Return the checkpoints that the saved state names and the storage lacks, by directory."""
+    found = {one.directory: {each.name for each in one.checkpoints} for one in trials}
+    return {
+        directory: gone
+        for directory, trial in saved.items()
+        if scope.covers(directory)
+        if (gone := set(trial.registered) - found.get(directory, set()))
+    }
+
+
+def _with_gone(
+    trials: Sequence[AuditedTrial], gone: Mapping[str, set[str]]
+) -> tuple[AuditedTrial, ...]:
+    audited = {trial.directory: trial for trial in trials}
+    for directory, names in gone.items():
+        trial = audited.get(directory, AuditedTrial(directory, None, ()))
+        problem = "the saved state of its trial names it, and nothing is there"
+        lost = [AuditedCheckpoint(name, Verdict.MISSING, problem) for name in names]
+        both = sorted((*trial.checkpoints, *lost), key=lambda one: one.name)
+        audited[directory] = replace(trial, checkpoints=tuple(both))
+    return tuple(audited[directory] for directory in sorted(audited))
 
 
 def _refuse_unreadable(missing: Sequence[tuple[str, str]], scope: Scope) -> None:
@@ -204,7 +241,11 @@ def _open(location: str, filesystem: Any) -> tuple[pyarrow.fs.FileSystem, str]:
         found, path = resolve(location, filesystem)
     except ImportError as error:
         raise MissingFilesystemError(location, str(error)) from error
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
+        raise ConfigurationError(
+            "filesystem", filesystem, "a filesystem of pyarrow or fsspec, or None"
+        ) from error
+    except ValueError as error:
         raise ConfigurationError("path", location, f"{_WANTED} ({error})") from error
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
@@ -281,7 +322,7 @@ class _Auditor:
             return Finding(
                 Verdict.UNVERIFIED, "made without raytrials: nothing tells if it is whole"
             )
-        if finding.verdict is Verdict.INCOMPLETE and saved is not None and name in saved.named:
+        if finding.verdict is Verdict.INCOMPLETE and saved and saved.was_committed(name):
             problem = f"{finding.problem}, though the saved state of its trial names it"
             return Finding(Verdict.CORRUPT, problem)
         manifest = finding.manifest
@@ -299,5 +340,5 @@ class _Auditor:
 
     def _is_ours(self, name: str, saved: SavedTrial | None) -> bool:
         if saved is not None:
-            return saved.ours and name not in saved.unverified
+            return not saved.is_vanilla(name)
         return self.scope.has_manifests or any(trial.ours for trial in self.saved.values())

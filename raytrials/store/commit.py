@@ -59,9 +59,15 @@ def commit(
     copy = _Copy(disk, place, *source, retry_s)
     copy.check_source_exists()
     copy.refuse_existing(final)
-    copy.make_directories()
-    manifest = Manifest(header, copy.copy_files())
-    copy.check_source()
+    try:
+        copy.make_directories()
+        manifest = Manifest(header, copy.copy_files())
+        copy.check_source()
+    except Exception:
+        # Nothing is committed yet, and nobody else writes here. Who dies here leaves it to a sweep.
+        with contextlib.suppress(Exception):
+            disk.delete_tree(place)
+        raise
     copy.write_manifest(manifest)
     if disk.has_rename:
         copy.rename(final, manifest)

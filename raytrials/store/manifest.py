@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from raytrials.errors import CorruptManifestError
+from raytrials.errors import CorruptManifestError, NewerFormatError
 
 MANIFEST = ".raytrials-manifest.json"
 VERSION = 1
@@ -119,8 +119,8 @@ class Manifest:
         """Return the manifest that `data` holds.
 
         Raises:
-            CorruptManifestError: it is not, to the byte, what :meth:`encode` wrote; or its version
-                is newer than this release.
+            CorruptManifestError: it is not, to the byte, what :meth:`encode` wrote.
+            NewerFormatError: it is whole, and of a newer version.
         """
         try:
             fields = json.loads(data)
@@ -128,16 +128,16 @@ class Manifest:
             version = fields["version"]
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CorruptManifestError(f"not a manifest: {error}") from error
-        if not isinstance(version, int) or version > VERSION:
-            raise CorruptManifestError(
-                f"version {version!r}; this release of raytrials reads up to {VERSION}"
-            )
+        if not isinstance(version, int):
+            raise CorruptManifestError(f"its version is {version!r}")
         body = _dump(fields)
         found = digest_of(body)
         if found != expected:
             raise CorruptManifestError(f"its digest is {expected}, its content gives {found}")
         if data != body[:-1] + f',"digest":"{expected}"}}\n'.encode():
             raise CorruptManifestError("it is not written as a manifest is")
+        if version > VERSION:
+            raise NewerFormatError(version, VERSION)
         try:
             header = Header(**{name: fields[name] for name in Header.__dataclass_fields__})
             files = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pyarrow.fs
 
-from raytrials.errors import ConfigurationError
+from raytrials.errors import ConfigurationError, StorageError
 from raytrials.store.filesystem import as_pyarrow
 from raytrials.store.retrying import kind_of
 
@@ -41,16 +43,27 @@ def refreshing_filesystem(factory: Factory) -> pyarrow.fs.FileSystem:
     return pyarrow.fs.PyFileSystem(RefreshingHandler(factory))
 
 
+_handlers: weakref.WeakValueDictionary[str, RefreshingHandler] = weakref.WeakValueDictionary()
+"""Those of this process: a checkpoint that arrives brings its filesystem, which is one we have."""
+
+
+def _shared(factory: Factory, key: str) -> RefreshingHandler:
+    return _handlers.get(key) or RefreshingHandler(factory, key)
+
+
 class RefreshingHandler(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
     """Passes every call on to the factory's filesystem.
 
     Args:
         factory: as in :func:`refreshing_filesystem`.
+        key: the same for all copies, in every process; "" for a new one.
     """
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Factory, key: str = "") -> None:
         self._factory = factory
+        self._key = key or uuid.uuid4().hex
         self._made: pyarrow.fs.FileSystem | None = None
+        _handlers.setdefault(self._key, self)
 
     def renew_credentials(self) -> bool:
         """Make the filesystem anew at its next use."""
@@ -69,17 +82,22 @@ class RefreshingHandler(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
     def current_filesystem(self) -> pyarrow.fs.FileSystem:
         """Return what the factory made last."""
         if self._made is None:
-            self._made = as_pyarrow(self._factory())
+            try:
+                self._made = as_pyarrow(self._factory())
+            except Exception as error:
+                name = getattr(self._factory, "__qualname__", repr(self._factory))
+                detail = f"{type(error).__name__}: {error}"
+                raise StorageError("connecting", name, kind_of(error), detail) from error
         return self._made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self._factory,))
+        return (_shared, (self._factory, self._key))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RefreshingHandler) and other._factory is self._factory
+        return isinstance(other, RefreshingHandler) and other._key == self._key
 
     def __hash__(self) -> int:
-        return hash(self._factory)
+        return hash(self._key)
 
     def get_type_name(self) -> str:
         return f"refreshing+{self._call(lambda fs: fs.type_name)}"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from raytrials.errors import StorageError
+from raytrials.errors import RaytrialsError, StorageError
 from raytrials.store.disk import Disk
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def retry(
     while True:
         try:
             return operation()
-        except StorageError:
+        except RaytrialsError:
             raise
         except Exception as error:
             kind = kind_of(error, path)

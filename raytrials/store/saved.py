@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytrials.store.disk import Disk
+from raytrials.store.manifest import index_of
 from raytrials.store.retrying import retry
 
 STATE_FILES = "experiment_state-*.json"
@@ -23,9 +24,8 @@ STATE_FILES = "experiment_state-*.json"
 _ACCOUNT = "raytrials"
 """The key of a trial's account; `raytrials.driver.account` writes it."""
 
-_NAME = re.compile(r"checkpoint_[0-9]{6,}")
-# The same inside of what Ray pickled, which stands in the file as hex digits.
-_NAME_IN_HEX = re.compile(b"checkpoint_".hex() + r"(?:3[0-9]){6,}")
+_DIGITS_IN_HEX = r"((?:3[0-9]){6,})"
+"""The digits of an index inside of what Ray pickled, which stands in the file as hex digits."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,28 @@ class SavedTrial:
         trial_id: the trial.
         ours: whether raytrials ran it.
         unverified: names of its checkpoints that are older than that, and have no manifest.
-        named: names of the checkpoints that the saved state speaks of.
+        next_index: registered checkpoints from this index on were not made by raytrials, which did
+            not reserve them; 0 if it reserved none.
+        registered: names of the checkpoints that the trial can be restored from.
+        bad: names of those that were found not to be whole.
     """
 
     trial_id: str
     ours: bool
     unverified: frozenset[str]
-    named: frozenset[str]
+    next_index: int
+    registered: frozenset[str]
+    bad: frozenset[str]
+
+    def was_committed(self, name: str) -> bool:
+        """Whether a checkpoint must have been whole once, as the saved state speaks of it."""
+        return name in self.registered or name in self.bad
+
+    def is_vanilla(self, name: str) -> bool:
+        """Whether a checkpoint without a manifest was made by Ray without raytrials."""
+        index = index_of(name)
+        later = index is not None and 0 < self.next_index <= index and name in self.registered
+        return not self.ours or name in self.unverified or later
 
 
 def is_state_file(name: str) -> bool:
@@ -92,12 +107,15 @@ def _parse(data: bytes) -> dict[str, SavedTrial]:
                 trial_id=str(fields["trial_id"]),
                 ours=account is not None,
                 unverified=frozenset((account or {}).get("unverified") or ()),
-                named=_names_in(runtime),
+                next_index=(account or {}).get("next_index", 0),
+                registered=_registered(directory, runtime),
+                bad=frozenset((account or {}).get("bad") or ()),
             )
     return trials
 
 
-def _names_in(text: str) -> frozenset[str]:
-    found = {*_NAME.findall(text)}
-    found.update(bytes.fromhex(digits).decode() for digits in _NAME_IN_HEX.findall(text))
-    return frozenset(found)
+def _registered(directory: str, runtime: str) -> frozenset[str]:
+    """Return the names behind the trial's own directory in what Ray pickled of its checkpoints."""
+    before = f"{directory}/checkpoint_".encode().hex()
+    found = re.findall(before + _DIGITS_IN_HEX, runtime)
+    return frozenset(f"checkpoint_{bytes.fromhex(digits).decode()}" for digits in found)

@@ -36,11 +36,17 @@ class Scope:
         experiment: the experiment's directory.
         trials: names of checkpoints, by the name of their trial's directory.
         has_manifests: whether any manifest is there.
+        whole: directories of the trials that are looked at as a whole; None for all.
     """
 
     experiment: str
     trials: Mapping[str, Sequence[str]]
     has_manifests: bool
+    whole: frozenset[str] | None = None
+
+    def covers(self, directory: str) -> bool:
+        """Whether all checkpoints of a trial are looked at."""
+        return self.whole is None or directory in self.whole
 
     @classmethod
     def find(cls, disk: Disk, filesystem: pyarrow.fs.FileSystem, location: str, root: str) -> Scope:
@@ -59,7 +65,7 @@ class Scope:
         if _is_checkpoint(name) or MANIFEST in files:
             has_manifests = MANIFEST in files or _has_manifests(disk, parent)
             experiment, trial = posixpath.split(parent)
-            return cls(experiment, {trial: [name]}, has_manifests)
+            return cls(experiment, {trial: [name]}, has_manifests, frozenset())
         has_manifests = any(posixpath.basename(file) == MANIFEST for file in files)
         directories = _directories(files)
         if disk.has_rename:
@@ -67,7 +73,7 @@ class Scope:
         tree = _by_parent(directories)
         is_experiment = any(map(is_state_file, files))
         if not is_experiment and ("" in tree or not _TRIAL_FILES.isdisjoint(files)):
-            return cls(parent, {name: tree.get("", [])}, has_manifests)
+            return cls(parent, {name: tree.get("", [])}, has_manifests, frozenset({name}))
         trials = {trial: names for trial, names in tree.items() if trial and "/" not in trial}
         if not is_experiment and not trials:
             raise NotAnExperimentError(location, _what_instead(files))

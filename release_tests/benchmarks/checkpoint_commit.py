@@ -95,10 +95,10 @@ def ours(filesystem: pyarrow.fs.FileSystem, *, fsync: bool = True) -> Contender:
     target_disk = disk_of(filesystem, fsync=fsync)
     header = Header("experiment", "trial", 1, 0, 0, 1, 0.0, {"loss": 0.5})
 
-    def commit(source: str, target: str) -> None:
+    def contender(source: str, target: str) -> None:
         commit(target_disk, f"{target}/trial", header, disk_at(source), retry_s=60.0)
 
-    return commit
+    return contender
 
 
 def vanilla(filesystem: pyarrow.fs.FileSystem, *, fsync: bool = False) -> Contender:

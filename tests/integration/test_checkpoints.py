@@ -227,6 +227,26 @@ def test_a_trial_without_a_whole_checkpoint_ends_and_says_so_until_told_to_start
     assert result.metrics["step"] == 5
 
 
+@KINDS
+def test_checkpoints_that_were_repaired_are_used_again(
+    kind: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = interrupted(workspace, kind, monkeypatch)
+    whole = {name: (trial / name / WEIGHTS).read_bytes() for name in names_in(trial)}
+    newest = manifests_in(trial)[-1].header.iteration
+    for name in whole:
+        flip(trial / name / WEIGHTS)
+    result = restore(workspace, kind)[0]
+    assert isinstance(result.error, RestoreError)
+    for name, data in whole.items():
+        (trial / name / WEIGHTS).write_bytes(data)
+    result = restore(workspace, kind, resume_errored=True)[0]
+    assert result.error is None
+    assert log_of(workspace) == [f"start {newest}"]
+    assert result.metrics["step"] == 5
+    assert list(result.metrics_dataframe["training_iteration"])[-1] == 5
+
+
 def test_quick_verification_looks_at_names_and_sizes_only(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

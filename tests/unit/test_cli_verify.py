@@ -38,13 +38,14 @@ def test_a_good_experiment_is_a_table_and_code_0(
     shown = capsys.readouterr()
     assert shown.err == ""
     assert shown.out == (
-        "trial         verified  unverified  corrupt  incomplete\n"
-        "trial_a              2           0        0           0\n"
-        "trial_long_b         1           0        0           1\n"
+        "trial         verified  unverified  corrupt  missing  incomplete\n"
+        "trial_a              2           0        0        0           0\n"
+        "trial_long_b         1           0        0        0           1\n"
         "\n"
         "incomplete: trial_long_b/.staging-000001-1: an attempt ended while it saved\n"
         "\n"
-        "3 verified, 0 unverified, 0 corrupt, 1 incomplete in 2 trials, by names and sizes. "
+        "3 verified, 0 unverified, 0 corrupt, 0 missing, 1 incomplete in 2 trials, by names and "
+        "sizes. "
         "--sweep removes incomplete ones that are older than one hour.\n"
     )
 

@@ -25,6 +25,7 @@ ARGUMENTS = {
     errors.StorageUnwritableError: ("/storage", "no space"),
     errors.StorageError: ("writing", "/storage/file", "full", "no space left"),
     errors.SourceChangedError: ("/tmp/model", "weights grew"),
+    errors.NewerFormatError: (3, 1),
     errors.CorruptManifestError: ("its digest is wrong",),
     errors.NoCheckpointError: ("abc", ("checkpoint_000001: missing", "checkpoint_000000: torn")),
     errors.PackageMissingError: (("node-1", "node-2"),),

@@ -189,4 +189,4 @@ def test_a_trial_without_a_whole_checkpoint_ends_whatever_its_budget() -> None:
     )
     decision = PLAIN.decide(gone, History(max_failures=-1))
     assert not decision.retry
-    assert "no whole checkpoint is left" in decision.reason
+    assert "no checkpoint can be restored" in decision.reason

@@ -80,6 +80,7 @@ def test_what_was_committed_is_verified(experiment: Experiment, full: bool) -> N
         Verdict.VERIFIED: 4,
         Verdict.UNVERIFIED: 0,
         Verdict.CORRUPT: 0,
+        Verdict.MISSING: 0,
         Verdict.INCOMPLETE: 0,
     }
     assert [trial.trial_id for trial in audit.trials] == ["id-a", "id-b"]
@@ -226,10 +227,43 @@ def test_what_an_interrupted_attempt_left_is_incomplete(experiment: Experiment, 
 
 def test_an_incomplete_one_that_the_saved_state_names_says_so(experiment: Experiment) -> None:
     experiment.put("a/checkpoint_000000")
-    pickled = b"...checkpoint_000000...".hex()
+    pickled = b".../a/checkpoint_000000...".hex()
     experiment.save_state(saved("a", account=ACCOUNT, runtime=f'{{"value": "{pickled}"}}'))
     says = "it has no manifest, though the saved state of its trial names it"
     assert problem(verify(experiment)) == says
+
+
+def test_what_the_saved_state_names_and_is_not_there_is_missing(experiment: Experiment) -> None:
+    experiment.commit("a", 1)
+    names = [b".../a/checkpoint_000001", b".../a/checkpoint_000002...", b".../z/checkpoint_000003"]
+    runtime = "/".join(name.hex() for name in names)
+    gone = b"/b/checkpoint_000000".hex()
+    experiment.save_state(
+        saved("a", account=ACCOUNT, runtime=runtime), saved("b", account=ACCOUNT, runtime=gone)
+    )
+    audit = verify(experiment)
+    assert verdicts(audit) == {
+        "a/checkpoint_000001": "verified",
+        "a/checkpoint_000002": "missing",
+        "b/checkpoint_000000": "missing",
+    }
+    assert not audit.ok
+    assert verdicts(verify(experiment, "a", "checkpoint_000001")) == {
+        "a/checkpoint_000001": "verified"
+    }
+
+
+def test_what_vanilla_ray_made_after_raytrials_is_unverified(experiment: Experiment) -> None:
+    experiment.commit("a", 1)
+    for name in ("checkpoint_000000", "checkpoint_000002"):
+        experiment.put(f"a/{name}")
+    runtime = "/".join(f"/a/checkpoint_00000{index}".encode().hex() for index in range(3))
+    experiment.save_state(saved("a", account={**ACCOUNT, "next_index": 2}, runtime=runtime))
+    assert verdicts(verify(experiment)) == {
+        "a/checkpoint_000000": "corrupt",
+        "a/checkpoint_000001": "verified",
+        "a/checkpoint_000002": "unverified",
+    }
 
 
 def test_a_path_may_be_a_trial_or_one_checkpoint(experiment: Experiment) -> None:
@@ -273,7 +307,7 @@ def test_json_holds_all_of_it(experiment: Experiment) -> None:
         "path": experiment.path,
         "full": True,
         "ok": False,
-        "counts": {"verified": 0, "unverified": 0, "corrupt": 1, "incomplete": 0},
+        "counts": {"verified": 0, "unverified": 0, "corrupt": 1, "missing": 0, "incomplete": 0},
         "swept": {"removed": 0, "kept": 0, "failed": 0},
         "trials": [
             {
@@ -369,7 +403,7 @@ def test_a_directory_of_experiments_names_them(tmp_path: Path) -> None:
     [
         ("", None, ConfigurationError, "path is ''"),
         ("foo://bucket/exp", None, ConfigurationError, "Protocol not known: foo"),
-        ("/exp", "s3", ConfigurationError, "not a filesystem"),
+        ("/exp", "s3", ConfigurationError, "a filesystem of pyarrow or fsspec"),
         ("needs-it://bucket/exp", None, MissingFilesystemError, "Install the-package"),
     ],
 )
