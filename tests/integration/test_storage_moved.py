@@ -208,7 +208,7 @@ VANILLA = """
 import json, os, sys
 os.chdir(sys.argv[2])
 from ray import tune
-from support import saving as module
+from support import telling as module
 from support.session import local_ray
 
 def saving(config):
