@@ -3,3 +3,7 @@
 No Ray here, and nothing that product code may import. `conformance` is written for pytest, and does
 not need it to be imported.
 """
+
+from raytrials.store.location import disk_of
+
+__all__ = ["disk_of"]
