@@ -10,9 +10,11 @@ override.
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -35,6 +37,7 @@ from ray.tune import ResultGrid
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.impl.tuner_internal import TunerInternal
+from ray.tune.logger import LoggerCallback
 from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
@@ -328,6 +331,27 @@ def validation_file_of(storage: StorageContext) -> str:
 def session_directory_of(storage: StorageContext) -> str:
     """Return the experiment's directory on this node, which goes with the Ray session."""
     return str(storage._get_session_path())
+
+
+def keep_longer_logs(callbacks: Any) -> None:
+    """Let loggers not go back to older files of a trial when one of its attempts starts.
+
+    Then they fetch what they logged before from storage (`_restore_from_remote`), over newer files
+    that are still here.
+    """
+    for callback in callbacks._callbacks:
+        if isinstance(callback, LoggerCallback):
+            callback._restore_from_remote = functools.partial(
+                _fetch_if_longer, callback._restore_from_remote
+            )
+
+
+def _fetch_if_longer(fetch: Callable[..., None], file_name: str, trial: Trial) -> None:
+    path = Path(trial.local_path, file_name)
+    here = path.read_bytes() if path.exists() else b""
+    fetch(file_name, trial)
+    if here and (not path.exists() or path.stat().st_size < len(here)):
+        path.write_bytes(here)
 
 
 def checkpoints_kept_by(scheduler: Any) -> list[str]:

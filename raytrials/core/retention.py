@@ -16,8 +16,8 @@ class Retired:
 
     Attributes:
         path: of its directory.
-        since: the number of the last state that was written before it was retired; that state may
-            name it, later ones do not.
+        since: the number of the last state that was written before it was retired, or while another
+            trial was last seen on it; that state may name it, later ones do not.
     """
 
     path: str

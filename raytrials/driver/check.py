@@ -43,7 +43,7 @@ def check(trainable: Any, checkpoint: WatchedCheckpoint, retry_s: float) -> str:
         if finding.verdict is not Verdict.VERIFIED or finding.manifest is None:
             return finding
         target = checkpoint.download_path
-        shutil.rmtree(target, ignore_errors=True)
+        checkpoint.remove_earlier_downloads()
         problem = fetch(disk, checkpoint.path, finding.manifest, target)
         if problem:
             shutil.rmtree(target, ignore_errors=True)

@@ -223,7 +223,7 @@ class Checkpoints:
     def reject(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
         """Charge a bad checkpoint, and make the next older one the trial's latest."""
         self.charge(trial, checkpoint, problem, cause)
-        older = self._next_older(trial, checkpoint)
+        older = self._next_older(trial, checkpoint) or self._newest_own(trial)
         kept = [
             result
             for result in _ray.registered_checkpoints(trial)
@@ -259,6 +259,20 @@ class Checkpoints:
             candidates.setdefault(index_of(found[0]), _result_of(beside, found[1].manifest))
         best = max((one for one in candidates if one is not None and one < than), default=None)
         return candidates[best] if best is not None else None
+
+    def _newest_own(self, trial: Trial) -> Any:
+        """Return the result of the trial's own newest checkpoint that nothing is known against.
+
+        For a trial that has taken another one's, of which none is left.
+        """
+        disk, directory = trial.storage.disk, trial.storage.trial_fs_path
+        found = self._read(disk, directory, lambda: list(newer(disk, directory, -1)))
+        for name, finding in reversed(found):
+            path = f"{directory}/{name}"
+            if path not in self._rejected and finding.manifest is not None:
+                own = Checkpoint(path, filesystem=trial.storage.storage_filesystem)
+                return _result_of(own, finding.manifest)
+        return None
 
     @staticmethod
     def _read(disk: Disk, path: str, operation: Callable[[], T]) -> T:
@@ -298,14 +312,18 @@ class Checkpoints:
         return found
 
     def put_out(self, trial: Trial) -> list[str]:
-        """Return the paths of checkpoints that a driver before put out and did not delete.
+        """Return the paths of checkpoints that were put out and not deleted.
 
-        Those that a trial with a `num_to_keep` has on storage alone, older than its newest.
+        Those that a trial with a `num_to_keep` has on storage alone, older than its newest: a
+        driver before had no time for it. Of a trial that takes another one's checkpoint, all that
+        it has on storage alone: an exploit may come between a commit and its registration.
         """
         known = {_name(one.checkpoint.path) for one in _ray.registered_checkpoints(trial)}
         if _ray.num_to_keep(trial) is None or not known:
             return []
         newest = max(index_of(name) or 0 for name in known)
+        if trial.exploits():
+            newest = max(newest, trial.first_index)
         on_storage = indices(trial.storage.disk, trial.storage.trial_fs_path)
         names = {checkpoint_name(one) for one in on_storage if one < newest}
         names -= known | set(trial.account.bad)

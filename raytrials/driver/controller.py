@@ -88,6 +88,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
         """Set up the callbacks, and take over what a driver before left unseen."""
         super().setup_experiments(experiments, total_num_samples)
+        _ray.keep_longer_logs(self._callbacks)
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial)
@@ -143,6 +144,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             return
         trial.init_local_path()  # the attempt's names are looked for in its directory
         trial.begin_attempt()
+        if trial.exploits():
+            self._put_out(trial)
         super()._schedule_trial_actor(trial)
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
@@ -237,10 +240,16 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
             self._set_status_quietly(trial, Trial.RUNNING)
             self._process_trial_save(trial, result)
-            if iteration_of(result.metrics) > max(
-                trial.told_iteration, iteration_of(trial.last_result)
-            ):
-                self._process_trial_result(trial, dict(result.metrics))
+            if iteration_of(result.metrics) > trial.account.high_water:
+                try:
+                    report = {**result.metrics, "config": trial.config}
+                    self._process_trial_result(trial, report)
+                except _ResultRefusedError as refused:
+                    self._process_trial_failure(trial, ValueError(str(refused)))
+                    return
+                except (AttributeError, LookupError, TypeError, ValueError):
+                    # A manifest holds plain values; a stopper may want others.
+                    logger.warning("A report of %s could not be told.", trial, exc_info=True)
             decision = self._queued_trial_decisions.pop(trial.trial_id, None)
             if decision == TrialScheduler.STOP:
                 self.stop_trial(trial)
@@ -249,7 +258,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             self._set_status_quietly(trial, Trial.PAUSED if paused else status)
 
     def _put_out(self, trial: Trial) -> None:
-        """Delete what a driver before had no time to delete."""
+        """Delete what was put out, and nobody has deleted."""
         try:
             paths = self._context.checkpoints.put_out(trial)
         except (NewerFormatError, StorageError):
@@ -436,8 +445,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         if trial.status != Trial.PENDING or trial in self._trial_to_actor:
             return
         self._take_over(trial)
-        if trial.status != Trial.PENDING:
-            return
+        if trial.status != Trial.PENDING or trial in self._trial_to_actor:
+            return  # what was taken over stopped it, or failed it, and it is on its way again
         if trial in self._pending_trials_list:
             self._pending_trials_list.remove(trial)
         self._pending_trials_list.insert(0, trial)

@@ -69,15 +69,29 @@ class WatchedCheckpoint(Checkpoint):  # type: ignore[misc]
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
         """Give the files as Ray does; a failure before the block is left is a failed restore."""
-        with self._watched(), super().as_directory() as path:
-            yield path
-        if not os.path.isdir(self.download_path):  # noqa: PTH112 - text is enough
-            self.downloaded_mark.unlink(missing_ok=True)
+        try:
+            with self._watched(), super().as_directory() as path:
+                yield path
+        finally:
+            if not os.path.isdir(self.download_path):  # noqa: PTH112 - text is enough
+                self.downloaded_mark.unlink(missing_ok=True)
 
     @property
     def download_path(self) -> str:
         """Where the files are on this machine if the checkpoint is not on a local disk."""
         return _ray.temporary_directory_of(self)
+
+    def remove_earlier_downloads(self) -> None:
+        """Delete what earlier attempts of the same trial have downloaded on this machine and left.
+
+        Whoever dies while it loads, or never looks at the files, leaves them.
+        """
+        own = Path(self.download_path)
+        for path in own.parent.glob(f"{own.name[:-8]}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     @property
     def downloaded_mark(self) -> Path:
@@ -150,19 +164,22 @@ def _rebuild(plain: type, state: dict[str, Any]) -> WatchedCheckpoint:
 
 
 def hand_out(
-    checkpoint: Checkpoint, start_iteration: int, *, watched: bool
+    checkpoint: Checkpoint, start_iteration: int, owner: str, attempt: int, *, watched: bool
 ) -> tuple[WatchedCheckpoint, str | None]:
     """Return `checkpoint` as a worker gets it, and the key under which it tells its stage.
 
     Args:
         checkpoint: what is to be restored.
         start_iteration: the `training_iteration` that it holds.
+        owner: names the trial among all of all experiments.
+        attempt: which of its attempts restores it.
         watched: whether the worker is to tell how far it got; the key is None otherwise.
     """
     key = f"restore-{uuid.uuid4().hex}" if watched else None
     state = {
         **checkpoint.__dict__,
-        "_uuid": uuid.uuid4(),  # names the download; two trials may restore the same checkpoint
+        # Names the download: that of another trial or attempt is another one, and can be told.
+        "_uuid": uuid.UUID(f"{uuid.uuid5(uuid.NAMESPACE_OID, owner).hex[:24]}{attempt:08x}"),
         "_key": key,
         "_is_handed_out": True,
         "start_iteration": start_iteration,

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raytrials import _ray, settings
@@ -146,7 +146,7 @@ class Retention:
     def __init__(
         self,
         syncer: StateSyncer,
-        in_use: Callable[[], Collection[str]],
+        in_use: Callable[[], set[str]],
         unverified: Collection[str] = (),
     ) -> None:
         self._syncer = syncer
@@ -183,10 +183,16 @@ class Retention:
         self._collect()
         if not self._waiting:
             return
+        in_use = self._in_use() & self._waiting.keys()
+        for path in in_use:
+            # States that are written while another trial is on it name it too.
+            job = self._waiting[path]
+            since = replace(job.retired, since=self._syncer.written)
+            self._waiting[path] = replace(job, retired=since)
         retired = [job.retired for job in self._waiting.values()]
         if all(one.since >= self._syncer.durable for one in retired):
             return
-        for one in due(retired, self._syncer.durable, self._in_use()):
+        for one in due(retired, self._syncer.durable, in_use):
             job = self._waiting.pop(one.path)
             self._running[self._pool.submit(self._delete, job, job.kept())] = job
 

@@ -138,8 +138,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self.account.attempt += 1
             self.phase = Phase.RESTORING if self.has_checkpoint() else Phase.STARTING
             # From another trial's checkpoint (an exploit) nothing is run again: all of it is new.
-            self.rerun_until = 0 if self._exploits() else self.told_iteration
-            if self._exploits():
+            self.rerun_until = 0 if self.exploits() else self.told_iteration
+            if self.exploits():
                 self.account.adopts_from = self.account.attempt
             self.context.checkpoints.name_attempt(self)
             self.sweep_leftovers()
@@ -150,7 +150,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         if self.account.attempt > 1 and self.context.retention is not None:
             self.context.retention.sweep(self.context.checkpoints.leftovers(self))
 
-    def _exploits(self) -> bool:
+    def exploits(self) -> bool:
+        """Whether the trial goes on from the checkpoint of another one."""
         checkpoint = self.checkpoint
         return checkpoint is not None and not checkpoint.path.startswith(f"{self.path}/")
 
@@ -193,7 +194,11 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         """Return a result with a checkpoint as it is sent to the worker."""
         self._forget_probe()
         checkpoint, self._probe_key = probe.hand_out(
-            result.checkpoint, iteration_of(result.metrics), watched=self.is_function
+            result.checkpoint,
+            iteration_of(result.metrics),
+            f"{self.account.experiment}/{self.trial_id}",
+            self.account.attempt,
+            watched=self.is_function,
         )
         return _ray.TrainingResult(checkpoint=checkpoint, metrics=result.metrics)
 

@@ -52,11 +52,15 @@ def pump(
 ) -> FileRecord:
     """Read a file to its end, write it if there is a writer, and return what it is.
 
-    With `until`, the end is known to be there: a last read that finds nothing is saved.
+    With `until` it stops once so many bytes are read, or more: someone may be writing on, and a
+    last read that finds nothing is saved.
     """
     digest = xxhash.xxh3_128()
     size = 0
-    while size != until and (count := reader.readinto(buffer)):
+    while until is None or size < until:
+        count = reader.readinto(buffer)
+        if not count:
+            break
         chunk = buffer[:count]
         digest.update(chunk)
         if writer is not None:

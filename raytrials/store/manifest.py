@@ -104,7 +104,7 @@ class Manifest:
             "index": header.index,
             "iteration": header.iteration,
             "time": header.time,
-            "metrics": plain(header.metrics),
+            "metrics": plain_metrics(header.metrics),
             "files": [
                 {"path": path, "size": record.size, "digest": record.digest}
                 | ({"omitted": True} if record.omitted else {})
@@ -159,6 +159,21 @@ class Manifest:
 
 def _dump(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics as plain JSON values; one that cannot be made such becomes its class's name.
+
+    Any object may be a metric, and none may keep a checkpoint from being saved.
+    """
+    found = {}
+    for name, value in metrics.items():
+        try:
+            found[str(name)] = plain(value)
+            json.dumps(found[str(name)])
+        except Exception:  # noqa: BLE001 - the user's class may do anything
+            found[str(name)] = f"<{type(value).__name__}>"
+    return found
 
 
 def plain(value: Any) -> Any:

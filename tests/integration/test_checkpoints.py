@@ -153,6 +153,39 @@ def restore(workspace: Path, kind: str, scheduler: Any = None, **options: Any) -
     return tuner.fit()
 
 
+def test_a_report_that_never_arrived_and_lacks_the_metric_fails_its_trial_alone(
+    workspace: Path,
+) -> None:
+    # The searcher asks for a metric that the third report does not have.
+    grid = Tuner(
+        saving,
+        param_space={
+            **config(workspace, die_committed=3),
+            "other": tune.grid_search([False, True]),
+            "omits_at": 3,
+        },
+        tune_config=tune.TuneConfig(metric="step", mode="max", max_concurrent_trials=1),
+        run_config=run_config(workspace, "function", max_failures=2),
+    ).fit()
+    assert [result.error for result in grid] == [None, None]
+    classes = [[fault.fault_class for fault in result.faults] for result in grid]
+    assert sorted(classes) == [["actor", "training"], ["training"]]
+
+
+def test_what_json_cannot_hold_is_told_as_far_as_it_goes(workspace: Path) -> None:
+    def stop(trial_id: str, result: dict[str, Any]) -> bool:
+        return bool(result["when"].year > 3000)
+
+    result = Tuner(
+        saving,
+        param_space=config(workspace, die_committed=3, reports_time=True),
+        run_config=run_config(workspace, "function", max_failures=1, stop=stop),
+    ).fit()[0]
+    assert result.error is None
+    assert log_of(workspace) == ["start 0", "start 3"]
+    assert result.config["die_committed"] == 3
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ none), `raise_at` (the step at which the user's code raises, once; 0 for none).
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import signal
@@ -81,6 +82,13 @@ def _break(config: dict[str, Any], step: int) -> None:
         raise ValueError("planned")
 
 
+def _report(config: dict[str, Any], step: int) -> dict[str, Any]:
+    if step == config.get("omits_at") and first_time(config, f"omitted-{config['other']}"):
+        return {"other": step}
+    times = {"when": dt.datetime.now(dt.timezone.utc)} if config.get("reports_time") else {}
+    return {"step": step, **times}
+
+
 def saving(config: dict[str, Any]) -> None:
     """The function trainable."""
     if config["die_committed"]:
@@ -96,7 +104,7 @@ def saving(config: dict[str, Any]) -> None:
         _break(config, step)
         with tempfile.TemporaryDirectory() as directory:
             write(directory, step)
-            tune.report({"step": step}, checkpoint=tune.Checkpoint.from_directory(directory))
+            tune.report(_report(config, step), checkpoint=tune.Checkpoint.from_directory(directory))
 
 
 class Saving(tune.Trainable):

@@ -49,7 +49,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
 
 
 def watch(checkpoint: Checkpoint) -> tuple[WatchedCheckpoint, str]:
-    watched, key = probe.hand_out(checkpoint, 7, watched=True)
+    watched, key = probe.hand_out(checkpoint, 7, "exp/trial", 1, watched=True)
     assert key is not None
     return watched, key
 
@@ -146,7 +146,7 @@ def test_a_cluster_that_does_not_listen_does_not_break_the_users_code(
 def test_a_checkpoint_that_is_not_watched_tells_nothing_and_brings_its_iteration(
     store: Store, checkpoint: Checkpoint
 ) -> None:
-    handed_out, key = probe.hand_out(checkpoint, 7, watched=False)
+    handed_out, key = probe.hand_out(checkpoint, 7, "exp/trial", 1, watched=False)
     assert key is None
     copy = pickle.loads(pickle.dumps(handed_out))
     assert copy.start_iteration == 7
