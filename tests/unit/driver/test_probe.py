@@ -173,3 +173,19 @@ def test_files_that_were_downloaded_when_they_were_checked_are_given_out_once(
         assert Path(path, "file").read_text() == "content"
     assert not Path(watched.download_path).exists()
     assert not watched.downloaded_mark.exists()
+
+
+def test_what_earlier_attempts_of_a_trial_downloaded_is_removed_and_no_one_elses(
+    checkpoint: Checkpoint,
+) -> None:
+    made = [
+        probe.hand_out(checkpoint, 1, owner, attempt, watched=False)[0]
+        for owner, attempt in (("exp/a", 1), ("exp/a", 2), ("exp/b", 1))
+    ]
+    for one in made:
+        Path(one.download_path).mkdir()
+        one.downloaded_mark.touch()
+    made[1].remove_earlier_downloads()
+    assert [Path(one.download_path).exists() for one in made] == [False, False, True]
+    assert [one.downloaded_mark.exists() for one in made] == [False, False, True]
+    made[2].remove_earlier_downloads()

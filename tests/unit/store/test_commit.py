@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -297,3 +298,34 @@ def test_it_goes_from_a_store_to_a_local_disk_and_back(tmp_path: Path) -> None:
     assert contents_of(store, "/commit/trial/checkpoint_000002") == FILES
     finding = inspect(store, "/commit/trial/checkpoint_000002", full=True)
     assert finding.verdict is Verdict.VERIFIED
+
+
+def test_a_file_that_someone_writes_on_and_on_ends_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * 600_000)
+
+    class Growing(LocalDisk):
+        """Appends to the file whenever some of it has been read."""
+
+        def open(self, path: str) -> Any:
+            opened = super().open(path)
+            readinto = opened.readinto
+
+            class Reading:
+                def __enter__(self) -> Any:
+                    opened.__enter__()
+                    return self
+
+                def __exit__(self, *error: object) -> None:
+                    opened.__exit__(*error)
+
+                def readinto(self, buffer: memoryview) -> int:
+                    with (tmp_path / "log").open("ab") as file:
+                        file.write(b"y" * len(buffer))
+                    return int(readinto(buffer))
+
+            return Reading()
+
+    disk = FakeLocal()
+    with pytest.raises(SourceChangedError):
+        commit(disk, TRIAL, header(), (Growing(), str(tmp_path)), retry_s=0)
+    assert (tmp_path / "log").stat().st_size < 100_000_000

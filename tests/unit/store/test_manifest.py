@@ -162,3 +162,27 @@ def test_a_checkpoint_is_named_as_ray_names_it() -> None:
         assert index_of(checkpoint_name(index)) == index
     for name in ("checkpoint_7", "checkpoint_0000007x", ".staging-000007-1", "xcheckpoint_000007"):
         assert index_of(name) is None
+
+
+class Unspeakable:
+    """A metric that nothing can be made of."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_no_metric_keeps_a_checkpoint_from_being_saved() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    metrics = {
+        "words": Unspeakable(),
+        "endless": endless,
+        "huge": 10**5000,
+        "delta": np.timedelta64(1, "s"),
+        "fine": 1.5,
+    }
+    decoded = Manifest.decode(Manifest(header(**metrics), FILES).encode()).header.metrics
+    assert decoded["fine"] == 1.5
+    assert decoded["words"] == "<Unspeakable>"
+    assert decoded["endless"] == "<list>"
+    assert set(decoded) == set(metrics)
