@@ -9,22 +9,20 @@ under the key `raytrials`, which Ray without us carries along unread.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import exceptions
 
 from raytrials import _ray
-from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, FaultClass, Phase
+from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy
-from raytrials.driver import probe
+from raytrials.driver import errorfile, probe
 from raytrials.driver.account import (
     NOT_DECIDED,
     STATE,
@@ -416,7 +414,9 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         self._set_history(decision.history)
         self.latest_error = error
         self.invalidate_json_state()
-        self._write_error_files(error, charged)
+        if self.local_path:
+            number = sum(one.fault_class == charged.fault_class for one in self.account.faults)
+            errorfile.write(self, error, charged, number)
         return charged
 
     def book_free(self, fault: Fault, charge: Charge, reason: str) -> None:
@@ -471,31 +471,6 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         self.run_metadata.num_failures = history.failures
         self.temporary_state.num_restore_failures = history.restore_failures
         self.invalidate_json_state()
-
-    def _write_error_files(self, error: TrialError, charged: ChargedFault) -> None:
-        """Write `error.txt` (text, one entry a failure) and `error.pkl` (Ray's own exception)."""
-        if not self.local_path:
-            return
-        number = sum(
-            fault.fault_class == FaultClass(error.fault_class) for fault in self.account.faults
-        )
-        failed_at = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(charged.time))  # as in Ray
-        pickled = _pickled(error.__cause__)
-        metadata = self.run_metadata
-        metadata.error_filename = _ray.EXPR_ERROR_FILE
-        metadata.pickled_error_filename = _ray.EXPR_ERROR_PICKLE_FILE if pickled else None
-        try:
-            Path(self.local_path).mkdir(parents=True, exist_ok=True)
-            with Path(self.error_file).open("a") as file:
-                file.write(
-                    f"{error.fault_class.capitalize()} failure # {number} ({charged.reason}) "
-                    f"(occurred at {failed_at})\n{error.__cause__ or error}\n"
-                )
-            if pickled:
-                Path(self.pickled_error_file).write_bytes(pickled)
-        except OSError:
-            # The ledger has the fault; a full disk must not end the other trials.
-            logger.warning("Could not write the error files of trial %s.", self, exc_info=True)
 
     # --- what Ray asks of a trial ----------------------------------------------------------------
 
@@ -568,14 +543,3 @@ def _with_cause(error: TrialError, cause: Cause) -> TrialError:
     )
     typed.__cause__ = error.__cause__
     return typed
-
-
-def _pickled(error: BaseException | None) -> bytes | None:
-    """Return `error` as bytes that are known to load again, None if there are none such."""
-    if error is None:
-        return None
-    with contextlib.suppress(Exception):  # any class of the user's, with any constructor
-        data: bytes = _ray.cloudpickle.dumps(error)
-        _ray.cloudpickle.loads(data)
-        return data
-    return None
