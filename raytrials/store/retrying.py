@@ -31,6 +31,8 @@ _FORBIDDEN_WORDS = (
     "access denied",
     "forbidden",
     "expired",
+    "expiredtoken",
+    "http status 403",
     "invalid_access_key",
     "invalidaccesskeyid",
     "signature",
