@@ -45,7 +45,7 @@ class LocalDisk(Disk):
         # are a few microseconds each, of which threads would lose more to Python's lock.
         if self._fsync:
             return 16
-        return 1 if sum(sizes) < _SMALL_BYTES * len(sizes) else 8
+        return 1 if sum(sizes) < _SMALL_BYTES * len(sizes) else min(8, os.cpu_count() or 1)
 
     def _at(self, path: str) -> str:
         return join(self._root, path)
