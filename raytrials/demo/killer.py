@@ -73,14 +73,14 @@ class Killer(tune.Callback):  # type: ignore[misc]
             return
         if self._is_node_due():
             self._lose_node(result["node"])
-        if not self._is_due():
+        # A report that is taken over comes from a worker that is dead, or was on the lost node.
+        if not self._is_due() or not _kill(pid):
             return
         plot = ""
         if not self._victims:
             self._scratch.plan_restore_kill(trial.trial_id)
             plot = "; its next one is to die while it loads the checkpoint"
         self._victims.append(trial.trial_id)
-        os.kill(pid, signal.SIGKILL)
         tell(f"trial {trial.trial_id}: worker {pid} KILLED after epoch {epoch}{plot}")
 
     def _is_node_due(self) -> bool:
@@ -116,3 +116,12 @@ class Killer(tune.Callback):  # type: ignore[misc]
         self._finished += 1
         if self._finished % 4 == 0:
             tell(f"{self._finished} of {self._plan.trials} trials finished")
+
+
+def _kill(pid: int) -> bool:
+    """Kill a process; return whether it was there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
