@@ -36,22 +36,26 @@ def check(trainable: Any, checkpoint: WatchedCheckpoint, retry_s: float) -> str:
     marks = Path(_ray.session_directory_of(trainable._storage), "checked")  # noqa: SLF001 - Ray's
 
     def look() -> Finding:
-        return _check_here(disk, checkpoint.path, marks) if disk.has_rename else _download(disk)
-
-    def _download(disk: Disk) -> Finding:
-        finding = inspect(disk, checkpoint.path, full=False)
-        if finding.verdict is not Verdict.VERIFIED or finding.manifest is None:
-            return finding
-        target = checkpoint.download_path
-        checkpoint.remove_earlier_downloads()
-        problem = fetch(disk, checkpoint.path, finding.manifest, target)
-        if problem:
-            shutil.rmtree(target, ignore_errors=True)
-            return Finding(Verdict.CORRUPT, problem)
-        checkpoint.downloaded_mark.touch()
-        return finding
+        if disk.has_rename:
+            return _check_here(disk, checkpoint.path, marks)
+        return _download(disk, checkpoint)
 
     return retry(disk, "reading", checkpoint.path, look, limit_s=retry_s).problem
+
+
+def _download(disk: Disk, checkpoint: WatchedCheckpoint) -> Finding:
+    """Check a checkpoint on its way from an object store to this machine, where it stays."""
+    finding = inspect(disk, checkpoint.path, full=False)
+    if finding.verdict is not Verdict.VERIFIED or finding.manifest is None:
+        return finding
+    target = checkpoint.download_path
+    checkpoint.remove_earlier_downloads()
+    problem = fetch(disk, checkpoint.path, finding.manifest, target)
+    if problem:
+        shutil.rmtree(target, ignore_errors=True)
+        return Finding(Verdict.CORRUPT, problem)
+    checkpoint.downloaded_mark.touch()
+    return finding
 
 
 def _check_here(disk: Disk, path: str, marks: Path) -> Finding:

@@ -7,8 +7,9 @@ the trials' accounts; the truth about a checkpoint is its manifest on storage.
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from ray.tune import Checkpoint
@@ -246,17 +247,9 @@ class Checkpoints:
             for result in _ray.registered_checkpoints(trial)
             if result.checkpoint.path.rpartition("/")[0] == directory
         }
-        disk = disk_of(checkpoint.filesystem)
-
-        def on_storage() -> tuple[str, Finding] | None:
-            # Without a manifest that can be read there is nothing to go on from.
-            readable = (one for one in older(disk, directory, than) if one[1].manifest is not None)
-            return next(readable, None)
-
-        found = self._read(disk, directory, on_storage)
-        if found is not None and found[1].manifest is not None:
-            beside = Checkpoint(f"{directory}/{found[0]}", filesystem=checkpoint.filesystem)
-            candidates.setdefault(index_of(found[0]), _result_of(beside, found[1].manifest))
+        found = self._newest_below(checkpoint.filesystem, directory, than)
+        if found is not None:
+            candidates.setdefault(index_of(_name(found.checkpoint.path)), found)
         best = max((one for one in candidates if one is not None and one < than), default=None)
         return candidates[best] if best is not None else None
 
@@ -265,14 +258,29 @@ class Checkpoints:
 
         For a trial that has taken another one's, of which none is left.
         """
-        disk, directory = trial.storage.disk, trial.storage.trial_fs_path
-        found = self._read(disk, directory, lambda: list(newer(disk, directory, -1)))
-        for name, finding in reversed(found):
-            path = f"{directory}/{name}"
-            if path not in self._rejected and finding.manifest is not None:
-                own = Checkpoint(path, filesystem=trial.storage.storage_filesystem)
-                return _result_of(own, finding.manifest)
-        return None
+        storage = trial.storage
+        return self._newest_below(
+            storage.storage_filesystem, storage.trial_fs_path, sys.maxsize, self._rejected
+        )
+
+    def _newest_below(
+        self, filesystem: Any, directory: str, than: int, skipped: Collection[str] = ()
+    ) -> Any:
+        """Return the result of the newest checkpoint on storage with a lower index, None if none.
+
+        Without a manifest that can be read there is nothing to go on from.
+        """
+        disk = disk_of(filesystem)
+
+        def look() -> Any:
+            for name, finding in older(disk, directory, than):
+                path = f"{directory}/{name}"
+                if finding.manifest is not None and path not in skipped:
+                    found = Checkpoint(path, filesystem=filesystem)
+                    return _result_of(found, finding.manifest)
+            return None
+
+        return self._read(disk, directory, look)
 
     @staticmethod
     def _read(disk: Disk, path: str, operation: Callable[[], T]) -> T:

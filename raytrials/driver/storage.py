@@ -2,7 +2,7 @@
 
 A :class:`TrialStorage` travels to the worker inside Ray's own calls. For function and class
 trainables alike Ray hands it every checkpoint, with the report that it belongs to; what it leaves
-on storage is committed by `raytrials.store.checkpoint` or is no checkpoint at all.
+on storage is committed by `raytrials.store.commit` or is no checkpoint at all.
 """
 
 from __future__ import annotations

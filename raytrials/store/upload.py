@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.fs
 
 from raytrials.errors import StorageError
-from raytrials.store.copying import pump
-from raytrials.store.disk import CHUNK_BYTES, Disk, Entry, Reader
+from raytrials.store.copying import buffer_for, pump
+from raytrials.store.disk import Disk, Entry, Reader
 from raytrials.store.local import LocalDisk
 from raytrials.store.location import disk_of
 from raytrials.store.retrying import retry
@@ -89,7 +89,7 @@ def _send(
 ) -> None:
     directory, _, name = path.rpartition("/")
     place = f"{directory}/.{name}.partial" if disk.has_rename else path
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer = buffer_for(disk)
 
     def once() -> None:
         disk.make_directory(directory)
