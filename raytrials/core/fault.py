@@ -14,17 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from raytrials.core.word import Word
 from raytrials.errors import ActorError, RestoreError, TrainingError, TrialError
 
 
-class _Word(str, Enum):
-    """An enumeration whose members are, print as and compare as their text."""
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-class FaultClass(_Word):
+class FaultClass(Word):
     """Which of the three typed errors a failure is."""
 
     RESTORE = "restore"
@@ -32,7 +26,7 @@ class FaultClass(_Word):
     ACTOR = "actor"
 
 
-class Phase(_Word):
+class Phase(Word):
     """Where in its life an attempt was when it failed."""
 
     STARTING = "starting"
@@ -41,7 +35,7 @@ class Phase(_Word):
     STOPPING = "stopping"
 
 
-class Cause(_Word):
+class Cause(Word):
     """Why an attempt failed."""
 
     USER_CODE = "user_code"
@@ -59,7 +53,7 @@ class Cause(_Word):
     PACKAGE_MISSING = "package_missing"
 
 
-class Charge(_Word):
+class Charge(Word):
     """Which account a failure is booked to. Only `FAILURE` spends `max_failures`."""
 
     FREE = "free"

@@ -63,6 +63,32 @@ class History:
 
 
 @dataclass(frozen=True)
+class Since:
+    """What a trial did after a failure and before the next one.
+
+    A charge is decided late, and as of the time of the failure: what came after it must not count
+    as if it had come before.
+
+    Attributes:
+        restored: whether a restore has worked.
+        progressed: whether the trial came further than ever before.
+    """
+
+    restored: bool = False
+    progressed: bool = False
+
+    def then(self, *, restored: bool, progressed: bool) -> Since:
+        """Return this with what came next."""
+        return Since(self.restored or restored, self.progressed or progressed)
+
+    def applied_to(self, history: History) -> History:
+        """Return the history after it."""
+        if self.restored:
+            history = history.restored()
+        return history.progressed() if self.progressed else history
+
+
+@dataclass(frozen=True)
 class Decision:
     """What follows from one fault.
 

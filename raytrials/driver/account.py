@@ -13,38 +13,12 @@ from typing import Any
 
 from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault
-from raytrials.core.retry import History
+from raytrials.core.retry import History, Since
 from raytrials.errors import TrialError
 
 LEDGER_VERSION = 1
 STATE = "raytrials"
 NOT_DECIDED = "not decided yet"
-
-
-@dataclass(frozen=True)
-class Since:
-    """What a trial did after a failure and before the next one.
-
-    A charge is decided late, and as of the time of the failure: what came after it must not count
-    as if it had come before.
-
-    Attributes:
-        restored: whether a restore has worked.
-        progressed: whether the trial came further than ever before.
-    """
-
-    restored: bool = False
-    progressed: bool = False
-
-    def then(self, *, restored: bool, progressed: bool) -> Since:
-        """Return this with what came next."""
-        return Since(self.restored or restored, self.progressed or progressed)
-
-    def applied_to(self, history: History) -> History:
-        """Return the history after it."""
-        if self.restored:
-            history = history.restored()
-        return history.progressed() if self.progressed else history
 
 
 @dataclass
@@ -151,7 +125,7 @@ class OpenCharge:
     node_id: str | None
     causes: tuple[Cause, ...]
     until_s: float
-    since: Since = Since()
+    since: Since = field(default_factory=Since)
 
     def may_be(self) -> tuple[Fault, ...]:
         """Return the fault as all that it may turn out to be, as it looked first."""

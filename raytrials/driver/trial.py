@@ -21,14 +21,13 @@ from ray import exceptions
 
 from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, Phase
-from raytrials.core.retry import Decision, History, RetryPolicy
+from raytrials.core.retry import Decision, History, RetryPolicy, Since
 from raytrials.driver import errorfile, probe
 from raytrials.driver.account import (
     NOT_DECIDED,
     STATE,
     Account,
     OpenCharge,
-    Since,
     account_of,
     iteration_of,
 )

@@ -7,9 +7,7 @@ there is not one byte more or less than what writing would give.
 
 from __future__ import annotations
 
-import base64
 import json
-import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from typing import Any
 
 import xxhash
 
+from raytrials.core.plain import plain_metrics
 from raytrials.errors import CorruptManifestError, NewerFormatError
 
 MANIFEST = ".raytrials-manifest.json"
@@ -159,45 +158,3 @@ class Manifest:
 
 def _dump(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as plain JSON values; one that cannot be made such becomes its class's name.
-
-    Any object may be a metric, and none may keep a checkpoint from being saved.
-    """
-    found = {}
-    for name, value in metrics.items():
-        try:
-            found[str(name)] = plain(value)
-            json.dumps(found[str(name)])
-        except Exception:  # noqa: BLE001 - the user's class may do anything
-            found[str(name)] = f"<{type(value).__name__}>"
-    return found
-
-
-def plain(value: Any) -> Any:
-    """Return `value` as plain JSON values.
-
-    NumPy's scalars and arrays become numbers and lists, bytes become base64, sets and tuples
-    become lists, keys become text; what has no such form becomes its `repr`.
-    """
-    if value is None or type(value) in {bool, int, str}:
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if hasattr(value, "tolist") and not isinstance(value, type):
-        listed = value.tolist()
-        if type(listed) is not type(value):  # as for numbers that Python has none for
-            return plain(listed)
-    return repr(value)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.disks import header
 
+from raytrials.core.plain import plain
 from raytrials.errors import CorruptManifestError, NewerFormatError
 from raytrials.store.manifest import (
     FileRecord,
@@ -20,7 +21,6 @@ from raytrials.store.manifest import (
     checkpoint_name,
     digest_of,
     index_of,
-    plain,
 )
 
 FILES = {"b": FileRecord(0, digest_of(b"")), "a/Ünïcödé 模型": FileRecord(3, digest_of(b"abc"))}
