@@ -369,3 +369,75 @@ class NoCheckpointError(RaytrialsError):
             f"Trial {self.trial_id} has no whole checkpoint left ({'; '.join(self.problems)}). To "
             "start it from the beginning instead, set RAYTRIALS_RESTART_WITHOUT_CHECKPOINT=1."
         )
+
+
+class IllegalEventError(RaytrialsError):
+    """An event of the journal cannot follow those before it.
+
+    A mistake in raytrials, or a journal that something else wrote into. The state stays as it was
+    before the event.
+
+    Attributes:
+        event: name of the event.
+        seq: its number.
+        trial_id: the trial that it is about, None if about none.
+        detail: why it cannot follow.
+        story: the trial's latest events, oldest first.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self, event: str, seq: int, trial_id: str | None, detail: str, story: tuple[str, ...]
+    ) -> None:
+        super().__init__(event, seq, trial_id, detail, story)
+        self.event = event
+        self.seq = seq
+        self.trial_id = trial_id
+        self.detail = detail
+        self.story = story
+
+    def __str__(self) -> str:
+        about = f" of trial {self.trial_id}" if self.trial_id else ""
+        before = f" Before it: {', '.join(self.story)}." if self.story else ""
+        return f"Event {self.seq}, {self.event}{about}, cannot follow: {self.detail}.{before}"
+
+
+class InvariantError(RaytrialsError):
+    """What must hold in every state does not: a mistake in raytrials."""
+
+    exit_code = 4
+
+    def __init__(self, wrong: tuple[str, ...]) -> None:
+        super().__init__(wrong)
+        self.wrong = wrong
+
+    def __str__(self) -> str:
+        return f"The state of the experiment contradicts itself: {'; '.join(self.wrong)}."
+
+
+class JournalCorruptError(RaytrialsError):
+    """The journal or its snapshots are damaged where it cannot be mended.
+
+    The storage's fault; nothing was written. What stands before the place can still be read.
+
+    Attributes:
+        path: of the file.
+        offset: of the damage in it, in bytes; None if it is about the file as a whole.
+        detail: what is wrong.
+    """
+
+    exit_code = 4
+
+    def __init__(self, path: str, offset: int | None, detail: str) -> None:
+        super().__init__(path, offset, detail)
+        self.path = path
+        self.offset = offset
+        self.detail = detail
+
+    def __str__(self) -> str:
+        where = f" at byte {self.offset}" if self.offset is not None else ""
+        return (
+            f"The journal is damaged: {self.path!r}{where}: {self.detail}. Nothing was changed. "
+            "Bring the file back from a backup or from another copy of the experiment."
+        )

@@ -1,0 +1,437 @@
+"""What can happen in an experiment: the events of its journal.
+
+An event is a fact in the past tense, with nothing in it but plain JSON values: what is written and
+read again is equal to it. A :class:`Record` is an event in its place. What events come to is
+`raytrials.core.fold`; how they are written is `raytrials.store.record`. A release that changes a
+field here changes `VERSION`, keeps reading the older ones, and adds a golden file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from typing_extensions import Self
+
+from raytrials.core.fault import ChargedFault
+from raytrials.core.plain import plain, plain_metrics
+from raytrials.core.retry import History
+from raytrials.core.status import Status
+
+VERSION = 1
+"""Of all events together."""
+
+E = TypeVar("E", bound="Event")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. Mappings and sequences in it are made plain, and copied."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return its fields as plain JSON values."""
+        return dict(self.__dict__)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Return what :meth:`to_data` gave. Raises TypeError or ValueError for anything else."""
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event in its place in the journal.
+
+    Attributes:
+        seq: from 1, without gaps.
+        epoch: of the lease of the driver that wrote it.
+        time: seconds since the Unix epoch on that driver's clock; it may jump.
+        event: what happened.
+    """
+
+    seq: int
+    epoch: int
+    time: float
+    event: Event
+
+
+# --- the experiment ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExperimentCreated(Event):
+    """The first event of every journal.
+
+    Attributes:
+        experiment: id of the experiment, the same over all its drivers and moves.
+        name: as in `RunConfig`.
+        seed: of the experiment, which all randomness of searcher and scheduler comes from.
+        param_space: the search space, to be read by people and to be compared.
+    """
+
+    experiment: str
+    name: str
+    seed: int
+    param_space: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "param_space")
+
+
+@dataclass(frozen=True)
+class DriverAttached(Event):
+    """A driver took over. What was running is interrupted, and its epoch is the only one valid.
+
+    Attributes:
+        host: its machine.
+        pid: its process there.
+        num_samples: how many trials there are to be, None if nobody can say.
+        max_concurrent: how many may run at once, None for no limit.
+        metric: what is optimised, None if nothing is said.
+        mode: `min` or `max`, None likewise.
+        versions: of Python, Ray and raytrials.
+        damage: what it found damaged and put aside, an object for each place.
+    """
+
+    host: str
+    pid: int
+    num_samples: int | None = None
+    max_concurrent: int | None = None
+    metric: str | None = None
+    mode: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    damage: Sequence[Mapping[str, Any]] = ()
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "versions")
+        object.__setattr__(self, "damage", plain(list(self.damage)))
+
+
+@dataclass(frozen=True)
+class DriverDetached(Event):
+    """The driver ended in order. What was running is interrupted.
+
+    Attributes:
+        reason: in words.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class SchedulerActed(Event):
+    """The scheduler called the controller or a trial from within one of its own methods.
+
+    Attributes:
+        call: what it called.
+        trial_id: the trial that the call is about, None if about none.
+        arguments: of the call.
+    """
+
+    call: str
+    trial_id: str | None = None
+    arguments: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", plain(list(self.arguments)))
+
+
+# --- a trial -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrialEvent(Event):
+    """An event of one trial.
+
+    Attributes:
+        trial_id: the trial.
+    """
+
+    trial_id: str
+
+
+@dataclass(frozen=True)
+class TrialAdded(TrialEvent):
+    """The searcher was asked, and gave a trial.
+
+    Attributes:
+        config: to be read by people; what has no plain form in it is its `repr`.
+        tag: the experiment tag.
+        resources: of its placement group, bundle by bundle.
+        state: what Ray makes the trial of again; opaque.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tag: str = ""
+    resources: Sequence[Mapping[str, float]] = ()
+    state: str = ""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "config")
+        object.__setattr__(self, "resources", plain(list(self.resources)))
+
+
+@dataclass(frozen=True)
+class RunnerAssigned(TrialEvent):
+    """The trial was bound to a place to run, and its actor is about to be requested.
+
+    Attributes:
+        runner: id of the runner, or the word for one that is bound late.
+    """
+
+    runner: str
+
+
+@dataclass(frozen=True)
+class AttemptStarted(TrialEvent):
+    """The trial's actor is there. Rows after `from_iteration` are withdrawn from its history.
+
+    Attributes:
+        attempt: from 1, over all drivers.
+        node_id: where it runs.
+        pid: its process there, None if not known.
+        from_iteration: what it continues from, 0 for the beginning.
+        first_index: its checkpoints are numbered from here on.
+        checkpoint: what it is restored from: a checkpoint's name, or its path below the experiment
+            if another trial's; None for none.
+        metrics: the report that it continues from; None if that is the checkpoint's.
+    """
+
+    attempt: int
+    node_id: str | None = None
+    pid: int | None = None
+    from_iteration: int = 0
+    first_index: int = 0
+    checkpoint: str | None = None
+    metrics: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.metrics is not None:
+            _make_plain(self, "metrics")
+
+
+@dataclass(frozen=True)
+class AttemptRestored(TrialEvent):
+    """The attempt has loaded its checkpoint.
+
+    Attributes:
+        attempt: which.
+    """
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class ResultReported(TrialEvent):
+    """A report arrived.
+
+    Attributes:
+        attempt: the attempt that reported.
+        iteration: its `training_iteration`.
+        metrics: of the report.
+    """
+
+    attempt: int
+    iteration: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "metrics")
+
+
+@dataclass(frozen=True)
+class CheckpointCommitted(TrialEvent):
+    """A checkpoint of the trial is on storage, whole.
+
+    Attributes:
+        attempt: the attempt that made it.
+        index: the number in its name.
+        iteration: what it holds.
+        metrics: the report that it belongs to; None if that is the latest one.
+    """
+
+    attempt: int
+    index: int
+    iteration: int
+    metrics: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.metrics is not None:
+            _make_plain(self, "metrics")
+
+
+@dataclass(frozen=True)
+class CheckpointMarkedBad(TrialEvent):
+    """A checkpoint is not whole, and is used no more.
+
+    Attributes:
+        checkpoint: its name, or its path below the experiment if another trial's.
+        problem: what is wrong with it.
+    """
+
+    checkpoint: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class CheckpointDeleted(TrialEvent):
+    """A checkpoint is about to be deleted: nobody may use it any more.
+
+    Attributes:
+        index: the number in its name.
+    """
+
+    index: int
+
+
+@dataclass(frozen=True)
+class FaultRecorded(TrialEvent):
+    """A failure of the trial, with what it cost.
+
+    While the charge is open it is recorded with `decided` False, and again when it is decided.
+
+    Attributes:
+        number: of the fault in the trial's ledger, from 1.
+        fault: the fault as booked.
+        history: what the trial has spent after it.
+        decided: whether the charge is final.
+        ends_attempt: whether the attempt that it struck is over.
+    """
+
+    number: int
+    fault: ChargedFault
+    history: History
+    decided: bool = True
+    ends_attempt: bool = True
+
+    def to_data(self) -> dict[str, Any]:
+        """See :meth:`Event.to_data`."""
+        history = dataclasses.asdict(self.history)
+        return {**self.__dict__, "fault": self.fault.to_json(), "history": history}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> FaultRecorded:
+        """See :meth:`Event.from_data`."""
+        fault, history = ChargedFault.from_json(data["fault"]), History(**data["history"])
+        return cls(**{**data, "fault": fault, "history": history})
+
+
+@dataclass(frozen=True)
+class TrialPaused(TrialEvent):
+    """The trial waits for its scheduler, without an actor."""
+
+
+@dataclass(frozen=True)
+class TrialConfigChanged(TrialEvent):
+    """The scheduler gave the trial another config or other resources.
+
+    Attributes:
+        config: as in :class:`TrialAdded`.
+        tag: likewise.
+        resources: likewise.
+        state: likewise.
+        checkpoint: what it continues from now if it is another trial's: the path below the
+            experiment; None if it goes on from its own.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tag: str = ""
+    resources: Sequence[Mapping[str, float]] = ()
+    state: str = ""
+    checkpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "config")
+        object.__setattr__(self, "resources", plain(list(self.resources)))
+
+
+@dataclass(frozen=True)
+class DecisionMade(TrialEvent):
+    """Scheduler or stopper decided on a result; it is carried out only after this.
+
+    Attributes:
+        iteration: of the result.
+        decision: Ray's word: CONTINUE, PAUSE, STOP or NOOP.
+    """
+
+    iteration: int
+    decision: str
+
+
+@dataclass(frozen=True)
+class SearcherTold(TrialEvent):
+    """The searcher is told something of the trial.
+
+    Attributes:
+        call: `result` or `complete`.
+        iteration: of the result, or of the last one.
+        error: whether it ended with an error.
+    """
+
+    call: str
+    iteration: int
+    error: bool = False
+
+
+@dataclass(frozen=True)
+class TrialFinished(TrialEvent):
+    """The trial came to a real end: it was stopped, or failed for good.
+
+    Attributes:
+        status: which end.
+        reason: in words.
+    """
+
+    status: Status
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", Status(self.status))
+
+    def to_data(self) -> dict[str, Any]:
+        """See :meth:`Event.to_data`."""
+        return {**self.__dict__, "status": str(self.status)}
+
+
+@dataclass(frozen=True)
+class TrialResumed(TrialEvent):
+    """A finished trial is to run again, by the user's order.
+
+    Attributes:
+        anew: from the beginning, instead of from its newest checkpoint.
+    """
+
+    anew: bool = False
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        ExperimentCreated,
+        DriverAttached,
+        DriverDetached,
+        SchedulerActed,
+        TrialAdded,
+        RunnerAssigned,
+        AttemptStarted,
+        AttemptRestored,
+        ResultReported,
+        CheckpointCommitted,
+        CheckpointMarkedBad,
+        CheckpointDeleted,
+        FaultRecorded,
+        TrialPaused,
+        TrialConfigChanged,
+        DecisionMade,
+        SearcherTold,
+        TrialFinished,
+        TrialResumed,
+    )
+}
+"""Every event by its name in the journal."""
+
+
+def _make_plain(event: Event, name: str) -> None:
+    object.__setattr__(event, name, plain_metrics(getattr(event, name)))

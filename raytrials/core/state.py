@@ -1,0 +1,228 @@
+"""What the events of an experiment come to: data, and its form in a snapshot.
+
+`raytrials.core.fold` alone changes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from raytrials.core.fault import ChargedFault
+from raytrials.core.retry import History, Since
+from raytrials.core.status import Status
+
+STORY = 12
+"""How many events a trial's story goes back."""
+
+
+class Row(NamedTuple):
+    """A result in a trial's history."""
+
+    iteration: int
+    attempt: int
+    time: float
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint that was committed, and is neither bad nor deleted."""
+
+    attempt: int
+    index: int
+    iteration: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass
+class TrialRecord:
+    """What is known of a trial.
+
+    Attributes:
+        trial_id: the trial.
+        number: its place among all trials, from 0.
+        config: of :class:`raytrials.core.event.TrialAdded`, or as last changed.
+        tag: likewise.
+        resources: likewise.
+        state: likewise.
+        status: where it is in its life.
+        runner: what it is bound to, None if nothing.
+        attempt: number of the latest attempt, 0 before the first.
+        node_id: where that runs or ran.
+        pid: its process there.
+        from_iteration: what that attempt continued from.
+        restored_from: the checkpoint that it stands on, as in
+            :class:`raytrials.core.event.AttemptStarted`; None if it began at the beginning.
+        is_restoring: whether that is not loaded yet.
+        first_index: the latest attempt numbers its checkpoints from here on.
+        next_index: every index from here on is free.
+        iteration: of the latest row of its history, 0 for none.
+        high_water: highest iteration ever reported.
+        last_result: the metrics of the latest row.
+        checkpoints: those that can be used, by index, in the order of their commits.
+        bad: those that are not whole, by name, and what is wrong.
+        faults: its ledger.
+        undecided: numbers of the faults whose charge is open, and what the trial did after each.
+        history: what it has spent.
+        decision: the latest decision on one of its results, None before the first.
+        decided_iteration: of that result.
+        is_decision_open: whether the decision is to stop or pause, and not carried out yet.
+        told_iteration: of the latest result that the searcher was told, 0 for none.
+        told_complete: whether the searcher was told of its end.
+        reason: of its end, in words.
+        started_s: when its first attempt started, seconds since the Unix epoch; None before.
+        ended_s: when it ended, likewise.
+        rows: its history, None where it is not kept.
+        story: its latest events, as seq and name; not saved.
+    """
+
+    trial_id: str
+    number: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tag: str = ""
+    resources: Sequence[Mapping[str, float]] = ()
+    state: str = ""
+    status: Status = Status.PENDING
+    runner: str | None = None
+    attempt: int = 0
+    node_id: str | None = None
+    pid: int | None = None
+    from_iteration: int = 0
+    restored_from: str | None = None
+    is_restoring: bool = False
+    first_index: int = 0
+    next_index: int = 0
+    iteration: int = 0
+    high_water: int = 0
+    last_result: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+    faults: list[ChargedFault] = field(default_factory=list)
+    undecided: dict[int, Since] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    decision: str | None = None
+    decided_iteration: int = 0
+    is_decision_open: bool = False
+    told_iteration: int = 0
+    told_complete: bool = False
+    reason: str = ""
+    started_s: float | None = None
+    ended_s: float | None = None
+    rows: list[Row] | None = None
+    story: deque[tuple[int, str]] = field(
+        default_factory=lambda: deque(maxlen=STORY), compare=False, repr=False
+    )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return self.status in Status.FINISHED
+
+    @property
+    def stands_on_another(self) -> bool:
+        """Whether it continues from another trial's checkpoint."""
+        return self.restored_from is not None and "/" in self.restored_from
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values: everything but rows and story."""
+        values = {name: getattr(self, name) for name in _PLAIN}
+        return {
+            **values,
+            "status": str(self.status),
+            "checkpoints": [list(one.__dict__.values()) for one in self.checkpoints.values()],
+            "faults": [fault.to_json() for fault in self.faults],
+            "undecided": [
+                [number, since.restored, since.progressed]
+                for number, since in self.undecided.items()
+            ],
+            "history": dataclasses.asdict(self.history),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrialRecord:
+        """Return what :meth:`to_json` gave."""
+        checkpoints = (CheckpointRecord(*values) for values in data["checkpoints"])
+        return cls(
+            **{name: data[name] for name in _PLAIN},
+            status=Status(data["status"]),
+            checkpoints={one.index: one for one in checkpoints},
+            faults=[ChargedFault.from_json(fault) for fault in data["faults"]],
+            undecided={number: Since(*rest) for number, *rest in data["undecided"]},
+            history=History(**data["history"]),
+        )
+
+
+_OWN_FORM = {"status", "checkpoints", "faults", "undecided", "history"}
+_NOT_SAVED = {"rows", "story"}
+_PLAIN = tuple(
+    one.name for one in dataclasses.fields(TrialRecord) if one.name not in _OWN_FORM | _NOT_SAVED
+)
+
+
+@dataclass
+class ExperimentState:
+    """What is known of an experiment.
+
+    Attributes:
+        seq: of the latest event; 0 before the first.
+        epoch: of the driver that wrote it.
+        time: when it was written.
+        experiment: id of the experiment; "" before it was created.
+        name: as in `RunConfig`.
+        seed: of the experiment.
+        param_space: to be read.
+        is_attached: whether a driver is at work.
+        drivers: how many there have been.
+        num_samples: how many trials there are to be, as the latest driver said; None if unknown.
+        max_concurrent: how many may run at once, likewise; None for no limit.
+        metric: what is optimised, likewise.
+        mode: `min` or `max`, likewise.
+        reason: why the latest driver went, "" if it did not say.
+        ignored: how many events of drivers were ignored that had been replaced.
+        trials: in the order in which they were added.
+        running: ids of the trials that are running.
+        keeps_rows: whether the trials' whole histories are kept.
+    """
+
+    seq: int = 0
+    epoch: int = 0
+    time: float = 0.0
+    experiment: str = ""
+    name: str = ""
+    seed: int = 0
+    param_space: Mapping[str, Any] = field(default_factory=dict)
+    is_attached: bool = False
+    drivers: int = 0
+    num_samples: int | None = None
+    max_concurrent: int | None = None
+    metric: str | None = None
+    mode: str | None = None
+    reason: str = ""
+    ignored: int = 0
+    trials: dict[str, TrialRecord] = field(default_factory=dict)
+    running: set[str] = field(default_factory=set)
+    keeps_rows: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values of the experiment itself; its trials are saved one by one."""
+        return {name: getattr(self, name) for name in _OF_EXPERIMENT}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], trials: Sequence[TrialRecord]) -> ExperimentState:
+        """Return what :meth:`to_json` gave, with the trials in their order."""
+        return cls(
+            **{name: data[name] for name in _OF_EXPERIMENT},
+            trials={trial.trial_id: trial for trial in trials},
+            running={trial.trial_id for trial in trials if trial.status is Status.RUNNING},
+        )
+
+
+_OF_EXPERIMENT = tuple(
+    one.name
+    for one in dataclasses.fields(ExperimentState)
+    if one.name not in {"trials", "running", "keeps_rows"}
+)

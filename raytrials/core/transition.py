@@ -1,0 +1,289 @@
+"""What each event does to a trial: one table, and a function for each row.
+
+A function first requires what has to hold, then changes the trial: an event that cannot follow
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from raytrials.core.event import (
+    AttemptRestored,
+    AttemptStarted,
+    CheckpointCommitted,
+    CheckpointDeleted,
+    CheckpointMarkedBad,
+    DecisionMade,
+    FaultRecorded,
+    Record,
+    ResultReported,
+    RunnerAssigned,
+    SearcherTold,
+    TrialConfigChanged,
+    TrialEvent,
+    TrialFinished,
+    TrialPaused,
+    TrialResumed,
+)
+from raytrials.core.retry import Since
+from raytrials.core.state import CheckpointRecord, ExperimentState, Row, TrialRecord
+from raytrials.core.status import Status
+from raytrials.errors import IllegalEventError
+
+
+def illegal(state: ExperimentState, record: Record, detail: str) -> IllegalEventError:
+    """Return the error that tells why an event cannot follow, with the trial's story."""
+    trial_id = getattr(record.event, "trial_id", None)
+    trial = state.trials.get(trial_id) if trial_id else None
+    story = tuple(f"{seq} {name}" for seq, name in trial.story) if trial else ()
+    return IllegalEventError(type(record.event).__name__, record.seq, trial_id, detail, story)
+
+
+class Step(NamedTuple):
+    """What the fold is doing: one event on one trial."""
+
+    state: ExperimentState
+    record: Record
+    trial: TrialRecord
+
+    def require(self, holds: bool, detail: str) -> None:  # noqa: FBT001 - the point of it
+        """Raise IllegalEventError unless the event can follow."""
+        if not holds:
+            raise illegal(self.state, self.record, detail)
+
+    def enter(self, status: Status) -> None:
+        """Change the trial's status."""
+        self.trial.status = status
+        if status is Status.RUNNING:
+            self.state.running.add(self.trial.trial_id)
+        else:
+            self.state.running.discard(self.trial.trial_id)
+
+
+def _on_assigned(step: Step, event: RunnerAssigned) -> None:
+    step.trial.runner = event.runner
+    step.enter(Status.SCHEDULED)
+
+
+def _on_started(step: Step, event: AttemptStarted) -> None:
+    trial = step.trial
+    foreign = event.checkpoint is not None and "/" in event.checkpoint
+    step.require(event.attempt > trial.attempt, f"its latest attempt is {trial.attempt}")
+    step.require(
+        event.first_index >= trial.next_index, f"checkpoints up to {trial.next_index} are taken"
+    )
+    step.require(
+        foreign or 0 <= event.from_iteration <= trial.high_water,
+        f"it never came further than iteration {trial.high_water}",
+    )
+    step.enter(Status.RUNNING)
+    trial.last_result = _continued_result(trial, event)
+    trial.attempt = event.attempt
+    trial.node_id = event.node_id
+    trial.pid = event.pid
+    trial.from_iteration = trial.iteration = event.from_iteration
+    trial.high_water = max(trial.high_water, event.from_iteration)
+    trial.restored_from = event.checkpoint
+    trial.is_restoring = event.checkpoint is not None
+    trial.first_index = trial.next_index = event.first_index
+    trial.started_s = step.record.time if trial.started_s is None else trial.started_s
+    if trial.rows is not None:
+        _withdraw(trial.rows, event.from_iteration)
+
+
+def _continued_result(trial: TrialRecord, event: AttemptStarted) -> Mapping[str, Any]:
+    """Return the result that an attempt continues from."""
+    if event.metrics is not None:
+        return event.metrics
+    if event.from_iteration == trial.iteration:
+        return trial.last_result
+    for checkpoint in reversed(trial.checkpoints.values()):
+        if checkpoint.iteration == event.from_iteration:
+            return checkpoint.metrics
+    return {}
+
+
+def _withdraw(rows: list[Row], after: int) -> None:
+    while rows and rows[-1].iteration > after:
+        rows.pop()
+
+
+def _on_restored(step: Step, event: AttemptRestored) -> None:
+    step.require(event.attempt == step.trial.attempt, f"its attempt is {step.trial.attempt}")
+    step.require(step.trial.is_restoring, "it has nothing to restore")
+    _restored(step.trial)
+
+
+def _restored(trial: TrialRecord) -> None:
+    trial.is_restoring = False
+    _came(trial, Since(restored=True))
+
+
+def _came(trial: TrialRecord, what: Since) -> None:
+    """Note a good restore or progress: behind the latest open charge, if there is one."""
+    if trial.undecided:
+        latest = next(reversed(trial.undecided))
+        trial.undecided[latest] = trial.undecided[latest].then(
+            restored=what.restored, progressed=what.progressed
+        )
+    else:
+        trial.history = what.applied_to(trial.history)
+
+
+def _on_reported(step: Step, event: ResultReported) -> None:
+    trial = step.trial
+    _require_attempt(step, event.attempt)
+    if trial.is_restoring and event.attempt == trial.attempt:
+        _restored(trial)
+    if event.iteration > trial.high_water:
+        trial.high_water = event.iteration
+        _came(trial, Since(progressed=True))
+    trial.iteration = event.iteration
+    trial.last_result = event.metrics
+    if trial.rows is not None:
+        # A user's own `training_iteration` may stand still or go back: the later report counts.
+        _withdraw(trial.rows, event.iteration - 1)
+        trial.rows.append(Row(event.iteration, event.attempt, step.record.time, event.metrics))
+
+
+def _require_attempt(step: Step, attempt: int) -> None:
+    """A running trial hears of its own attempt alone; one at rest may learn of what it missed."""
+    latest = step.trial.attempt
+    step.require(
+        attempt == latest or (0 < attempt < latest and step.trial.status is not Status.RUNNING),
+        f"its attempt is {latest}",
+    )
+
+
+def _on_committed(step: Step, event: CheckpointCommitted) -> None:
+    trial = step.trial
+    step.require(0 < event.attempt <= trial.attempt, f"its attempt is {trial.attempt}")
+    if event.attempt == trial.attempt:
+        step.require(event.index >= trial.next_index, f"{trial.next_index} is the next free one")
+        trial.next_index = event.index + 1
+    else:
+        step.require(
+            event.index < trial.first_index and event.index not in trial.checkpoints,
+            f"from {trial.first_index} on they are of attempt {trial.attempt}, and what is there "
+            "is not written again",
+        )
+    metrics = trial.last_result if event.metrics is None else event.metrics
+    trial.checkpoints[event.index] = CheckpointRecord(
+        event.attempt, event.index, event.iteration, metrics
+    )
+
+
+def _on_marked_bad(step: Step, event: CheckpointMarkedBad) -> None:
+    trial = step.trial
+    trial.bad[event.checkpoint] = event.problem
+    for index in [i for i in trial.checkpoints if f"checkpoint_{i:06d}" == event.checkpoint]:
+        del trial.checkpoints[index]
+
+
+def _on_deleted(step: Step, event: CheckpointDeleted) -> None:
+    trial = step.trial
+    step.require(
+        set(trial.checkpoints) != {event.index} or trial.stands_on_another,
+        "it is the last one that the trial has",
+    )
+    trial.checkpoints.pop(event.index, None)
+
+
+def _on_fault(step: Step, event: FaultRecorded) -> None:
+    trial, number = step.trial, event.number
+    settles = number in trial.undecided
+    step.require(
+        settles or number == len(trial.faults) + 1,
+        f"it has {len(trial.faults)} faults, of which {sorted(trial.undecided)} are open",
+    )
+    step.require(
+        not event.ends_attempt or settles or not trial.is_finished, f"the trial is {trial.status}"
+    )
+    if settles:
+        step.require(event.decided, "it is recorded already")
+        step.require(number == min(trial.undecided), "one before it is still open")
+        trial.faults[number - 1] = event.fault
+        del trial.undecided[number]
+    else:
+        trial.faults.append(event.fault)
+        if not event.decided:
+            trial.undecided[number] = Since()
+        if event.ends_attempt and trial.status in {Status.RUNNING, Status.SCHEDULED}:
+            step.enter(Status.PENDING)
+            trial.is_restoring = False
+    trial.history = event.history
+
+
+def _on_paused(step: Step, event: TrialPaused) -> None:  # noqa: ARG001 - the table's signature
+    step.enter(Status.PAUSED)
+    step.trial.is_decision_open = False
+
+
+def _on_config_changed(step: Step, event: TrialConfigChanged) -> None:
+    trial = step.trial
+    trial.config = event.config
+    trial.tag = event.tag
+    trial.resources = event.resources
+    trial.state = event.state
+    if event.checkpoint is not None:
+        trial.restored_from = event.checkpoint
+
+
+def _on_decision(step: Step, event: DecisionMade) -> None:
+    trial = step.trial
+    trial.decision = event.decision
+    trial.decided_iteration = event.iteration
+    trial.is_decision_open = event.decision in {"STOP", "PAUSE"}
+
+
+def _on_told(step: Step, event: SearcherTold) -> None:
+    trial = step.trial
+    step.require(not trial.told_complete, "the searcher was told of its end")
+    if event.call == "complete":
+        trial.told_complete = True
+    else:
+        trial.told_iteration = event.iteration
+
+
+def _on_finished(step: Step, event: TrialFinished) -> None:
+    step.require(event.status in Status.FINISHED, f"{event.status} is no end")
+    step.enter(event.status)
+    step.trial.reason = event.reason
+    step.trial.is_decision_open = False
+    step.trial.is_restoring = False
+    step.trial.ended_s = step.record.time
+
+
+def _on_resumed(step: Step, event: TrialResumed) -> None:
+    trial = step.trial
+    step.enter(Status.PENDING)
+    trial.history = trial.history.renewed()
+    trial.told_complete = False
+    trial.reason = ""
+    trial.ended_s = None
+    if event.anew:
+        trial.restored_from = None
+
+
+_ALL = frozenset(Status)
+_UNFINISHED = _ALL - Status.FINISHED
+
+TRANSITIONS: Mapping[type[TrialEvent], tuple[Collection[Status], Callable[[Step, Any], None]]] = {
+    # event: the statuses in which it may come, what it does
+    RunnerAssigned: (Status.RUNNABLE, _on_assigned),
+    AttemptStarted: ({Status.SCHEDULED}, _on_started),
+    AttemptRestored: ({Status.RUNNING}, _on_restored),
+    ResultReported: (_UNFINISHED, _on_reported),
+    CheckpointCommitted: (_ALL, _on_committed),
+    CheckpointMarkedBad: (_ALL, _on_marked_bad),
+    CheckpointDeleted: (_ALL, _on_deleted),
+    FaultRecorded: (_ALL, _on_fault),
+    TrialPaused: (_UNFINISHED - {Status.PAUSED}, _on_paused),
+    TrialConfigChanged: (_UNFINISHED, _on_config_changed),
+    DecisionMade: (_UNFINISHED, _on_decision),
+    SearcherTold: (_ALL, _on_told),
+    TrialFinished: (_UNFINISHED, _on_finished),
+    TrialResumed: (Status.FINISHED, _on_resumed),
+}
