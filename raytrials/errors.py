@@ -331,22 +331,23 @@ class CorruptManifestError(RaytrialsError):
 
 
 class NewerFormatError(RaytrialsError):
-    """A checkpoint was written by a newer release, in a format that this one does not know.
+    """A file was written by a newer release, in a format that this one does not know.
 
     Nothing is wrong with it, and nothing is marked: the caller needs the newer release.
     """
 
     exit_code = 2
 
-    def __init__(self, version: object, known: int) -> None:
-        super().__init__(version, known)
+    def __init__(self, version: object, known: int, what: str = "checkpoint's manifest") -> None:
+        super().__init__(version, known, what)
         self.version = version
         self.known = known
+        self.what = what
 
     def __str__(self) -> str:
         return (
-            f"A checkpoint has a manifest of version {self.version}; this release of raytrials "
-            f"reads up to {self.known}. Use the release that wrote it, or a newer one."
+            f"A {self.what} has version {self.version}; this release of raytrials reads up to "
+            f"{self.known}. Use the release that wrote it, or a newer one."
         )
 
 

@@ -1,0 +1,105 @@
+"""An event as a line of the journal.
+
+`docs/formats.md` describes it. A line is one JSON object with a digest of its own at the end, and a
+newline: whatever happens to a byte of it, it is no record any more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import xxhash
+
+from raytrials.core.event import EVENTS, VERSION, Record
+from raytrials.errors import NewerFormatError
+
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_DIGEST = re.compile(rb',"digest":"([0-9a-f]{16})"}')
+_DIGEST_BYTES = 29
+_SEQ = re.compile(rb'\{"v":\d+,"seq":(\d+),"epoch":(\d+),')
+
+
+class NotARecordError(ValueError):
+    """A line of the journal is not a record.
+
+    Attributes:
+        holds_whole: whether a whole record stands in it, with something else behind.
+    """
+
+    def __init__(self, detail: str, *, holds_whole: bool = False) -> None:
+        super().__init__(detail)
+        self.holds_whole = holds_whole
+
+
+def encode(record: Record) -> bytes:
+    """Return a record as its line, newline included."""
+    fields = {
+        "v": VERSION,
+        "seq": record.seq,
+        "epoch": record.epoch,
+        "t": round(record.time, 6),
+        "type": type(record.event).__name__,
+        "data": record.event.to_data(),
+    }
+    body = _ENCODE(fields).encode()
+    return body[:-1] + f',"digest":"{xxhash.xxh64_hexdigest(body)}"}}\n'.encode()
+
+
+def place_of(line: bytes) -> tuple[int, int]:
+    """Return seq and epoch of a line that is whole, without looking at the rest.
+
+    Args:
+        line: without its newline; zero bytes at its end do not count.
+
+    Raises:
+        NotARecordError: it is not whole, to the byte.
+    """
+    line = line.rstrip(b"\0")
+    found = _SEQ.match(line)
+    if found is None or not _is_sealed(line):
+        raise _refusal(line)
+    return int(found.group(1)), int(found.group(2))
+
+
+def decode(line: bytes) -> Record:
+    """Return the record in a line.
+
+    Args:
+        line: as for :func:`place_of`.
+
+    Raises:
+        NotARecordError: it is not whole, to the byte.
+        NewerFormatError: it is whole, and of a newer version.
+    """
+    line = line.rstrip(b"\0")
+    if not _is_sealed(line):
+        raise _refusal(line)
+    try:
+        fields: dict[str, Any] = json.loads((line[:-_DIGEST_BYTES] + b"}").decode())
+        if fields["v"] > VERSION:
+            raise NewerFormatError(fields["v"], VERSION, "event of the journal")
+        event = EVENTS[fields["type"]].from_data(fields["data"])
+        return Record(fields["seq"], fields["epoch"], fields["t"], event)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise NotARecordError(f"it is no event of this format: {error!r}") from error
+
+
+def _is_sealed(line: bytes) -> bool:
+    """Return whether the digest at the end of a line is right."""
+    found = _DIGEST.fullmatch(line[-_DIGEST_BYTES:])
+    if found is None:
+        return False
+    digest = xxhash.xxh64(line[:-_DIGEST_BYTES])
+    digest.update(b"}")
+    return digest.hexdigest().encode() == found.group(1)
+
+
+def _refusal(line: bytes) -> NotARecordError:
+    if not line:
+        return NotARecordError("an empty line, or zero bytes")
+    for found in _DIGEST.finditer(line):
+        if found.end() < len(line) and _is_sealed(line[: found.end()]):
+            return NotARecordError("a record and something else on one line", holds_whole=True)
+    return NotARecordError("part of a record" if line[:1] == b"{" else "not a record")
