@@ -217,6 +217,132 @@ class DiskConformance:
         with raises(FileNotFoundError):
             disk.replace(f"{root}/none", f"{root}/other")
 
+    def test_what_is_appended_is_seen_at_once_at_the_end(self, place: Place) -> None:
+        disk, root = place
+        disk.make_directory(root)
+        if not disk.has_rename:
+            with raises(NotImplementedError):
+                disk.append(f"{root}/file")
+            return
+        expected = b""
+        for data in (b"first", b"", b"second" * CHUNK_BYTES):
+            appender = disk.append(f"{root}/file")
+            assert disk.read(f"{root}/file") == expected
+            for _ in range(2):
+                appender.write(memoryview(data))
+                expected += data
+                assert disk.read(f"{root}/file") == expected
+                appender.sync()
+            appender.close()
+            appender.close()
+        assert disk.list_files(root)["file"].size == len(expected)
+
+    def test_what_two_append_to_a_file_is_all_there(self, place: Place) -> None:
+        disk, root = place
+        if not disk.has_rename:
+            return
+        put(disk, root, {"file": b"0"})
+        one, other = disk.append(f"{root}/file"), disk.append(f"{root}/file")
+        one.write(memoryview(b"1"))
+        other.write(memoryview(b"2"))
+        one.write(memoryview(b"3"))
+        one.close()
+        other.close()
+        assert disk.read(f"{root}/file") == b"0123"
+
+    def test_appending_makes_no_directory(self, place: Place) -> None:
+        disk, root = place
+        if disk.has_rename:
+            with raises(FileNotFoundError):
+                disk.append(f"{root}/none/file")
+
+    def test_a_file_is_synced_while_another_thread_appends(self, place: Place) -> None:
+        disk, root = place
+        if not disk.has_rename:
+            return
+        disk.make_directory(root)
+        appender = disk.append(f"{root}/file")
+        with ThreadPoolExecutor(2) as pool:
+            writing = pool.submit(lambda: [appender.write(memoryview(b"x" * 9)) for _ in range(99)])
+            for _ in range(9):
+                pool.submit(appender.sync).result()
+            writing.result()
+        appender.close()
+        assert disk.read(f"{root}/file") == b"x" * 9 * 99
+
+    def test_a_new_file_takes_no_name_that_exists(self, place: Place) -> None:
+        disk, root = place
+        disk.make_directory(root)
+        disk.create_exclusive(f"{root}/file", b"first")
+        for _ in range(2):
+            with raises(FileExistsError):
+                disk.create_exclusive(f"{root}/file", b"second")
+        assert disk.read(f"{root}/file") == b"first"
+        disk.delete_file(f"{root}/file")
+        disk.create_exclusive(f"{root}/file", b"third")
+        assert disk.read(f"{root}/file") == b"third"
+
+    def test_of_many_that_make_a_file_one_does(self, place: Place) -> None:
+        disk, root = place
+        if not disk.has_rename:
+            return
+        disk.make_directory(root)
+
+        def make(number: int) -> int | None:
+            try:
+                disk.create_exclusive(f"{root}/file", str(number).encode())
+            except FileExistsError:
+                return None
+            return number
+
+        with ThreadPoolExecutor(8) as pool:
+            made = [number for number in pool.map(make, range(8)) if number is not None]
+        assert [str(number).encode() for number in made] == [disk.read(f"{root}/file")]
+
+    def test_a_file_is_held_by_one_until_it_lets_go(self, place: Place) -> None:
+        disk, root = place
+        disk.make_directory(root)
+        path = f"{root}/lock"
+        hold = disk.hold(path)
+        if hold is None:  # a storage without locks
+            assert disk.is_held(path) is None
+            return
+        for _ in range(2):
+            assert disk.is_held(path) is True
+            with raises(BlockingIOError):
+                disk.hold(path)
+        for _ in range(2):
+            hold.release()
+            assert disk.is_held(path) is False
+        again = disk.hold(path)
+        assert again is not None
+        hold.release()  # of the first: none of its business
+        assert disk.is_held(path) is True
+        again.release()
+
+    def test_holding_leaves_what_is_in_the_file(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"file": b"content", "other": b"x"})
+        hold = disk.hold(f"{root}/file")
+        assert disk.read(f"{root}/file") == b"content"
+        if hold is not None:
+            assert disk.is_held(f"{root}/other") is False
+            hold.release()
+
+    def test_a_hold_is_told_only_of_the_file_it_is_on(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"other": b"x"})
+        path = f"{root}/lock"
+        hold = disk.hold(path)
+        if hold is None:
+            return
+        assert disk.is_held(path, hold.place) is True
+        assert disk.is_held(f"{root}/other", hold.place) is None
+        assert disk.is_held(f"{root}/none", hold.place) is None
+        assert disk.is_held(f"{root}/none") is False
+        hold.release()
+        assert disk.is_held(path, hold.place) is False
+
     def test_syncing_changes_nothing(self, place: Place) -> None:
         disk, root = place
         put(disk, root, {"a/file": b"x"})

@@ -16,7 +16,7 @@ import posixpath
 import random
 from collections.abc import Iterator
 
-from raytrials.store.disk import Disk, Entry, Reader, Writer
+from raytrials.store.disk import Appender, Disk, Entry, Hold, Reader, Writer
 
 
 class FakeLocal(Disk):
@@ -32,6 +32,12 @@ class FakeLocal(Disk):
     def __init__(self) -> None:
         self._root = _Directory()
         self._tick = itertools.count(1)
+        self._holds: list[_Hold] = []
+
+    def end_process(self) -> None:
+        """Let go of all locks, as the system does for a process that died; the disk stays."""
+        for hold in self._holds[:]:
+            hold.release()
 
     def crash(self, luck: random.Random | None = None) -> None:
         """Cut the power and start again: what was not synced is gone.
@@ -40,6 +46,7 @@ class FakeLocal(Disk):
             luck: with it some of that survived: of each directory's changes the first few, of
                 each file's bytes the first few or none. A real disk does either.
         """
+        self.end_process()
         self._root.crash(luck)
 
     def list_files(self, path: str) -> dict[str, Entry]:
@@ -67,17 +74,46 @@ class FakeLocal(Disk):
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[Writer]:
+        node = self._file(path)
+        node.cut()
+        yield _FileWriter(node, self._tick)
+        node.tick = next(self._tick)
+        node.sync()
+
+    def append(self, path: str) -> Appender:
+        return _FileWriter(self._file(path), self._tick)
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        parent, name = self._parent(path)
+        if name in parent.names:
+            raise _error(errno.EEXIST, path)
+        self.write(path, data)
+
+    def hold(self, path: str) -> Hold | None:
+        file = self._file(path)
+        if any(hold.file is file for hold in self._holds):
+            raise _error(errno.EWOULDBLOCK, path)
+        hold = _Hold(file, self._holds)
+        self._holds.append(hold)
+        return hold
+
+    def is_held(self, path: str, place: str | None = None) -> bool | None:
+        found = self._find(path)
+        if place is not None and (not isinstance(found, _File) or found.place != place):
+            return None
+        return any(hold.file is found for hold in self._holds)
+
+    def _file(self, path: str) -> _File:
+        """Return a file as it is, made if there is none."""
         parent, name = self._parent(path)
         node = parent.names.get(name)
         if isinstance(node, _Directory):
             raise _error(errno.EISDIR, path)
         if node is None:
             node = _File()
+            node.tick = next(self._tick)
             parent.change({name: node})
-        node.data = bytearray()
-        yield _FileWriter(node, self._tick)
-        node.tick = next(self._tick)
-        node.durable = bytes(node.data)
+        return node
 
     def make_directory(self, path: str) -> None:
         node = self._root
@@ -160,17 +196,41 @@ class FakeLocal(Disk):
         return found, name
 
 
+class _Hold:
+    def __init__(self, file: _File, holds: list[_Hold]) -> None:
+        self.file = file
+        self._holds = holds
+        self.place = file.place
+
+    def release(self) -> None:
+        if self in self._holds:
+            self._holds.remove(self)
+
+
 class _File:
+    _numbers = itertools.count(1)
+
     def __init__(self) -> None:
+        self.place = str(next(self._numbers))
         self.data = bytearray()
         self.tick = 0
         self.durable = b""
+        self._safe = 0  # so many bytes at the front no crash can take
+
+    def cut(self) -> None:
+        self.data = bytearray()
+        self._safe = 0
+
+    def sync(self) -> None:
+        self.durable = bytes(self.data)
+        self._safe = len(self.durable)
 
     def crash(self, luck: random.Random | None) -> None:
         unsynced = self.data != self.durable
         if luck is not None and unsynced and luck.choice((True, False)):
-            self.durable = bytes(self.data[: luck.randint(0, len(self.data))])
+            self.durable = bytes(self.data[: luck.randint(self._safe, len(self.data))])
         self.data = bytearray(self.durable)
+        self._safe = len(self.durable)
 
 
 class _Directory:
@@ -289,6 +349,20 @@ class FakeObjectStore(Disk):
     def _put(self, path: str, data: bytes) -> None:
         self._files[_key(path)] = (data, next(self._tick))
 
+    def append(self, path: str) -> Appender:
+        raise NotImplementedError(f"cannot append: {path}")
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        if _key(path) in self._files:
+            raise FileExistsError(path)
+        self.write(path, data)
+
+    def hold(self, path: str) -> Hold | None:  # noqa: ARG002 - of the port
+        return None
+
+    def is_held(self, path: str, place: str | None = None) -> bool | None:  # noqa: ARG002 - likewise
+        return None
+
     def make_directory(self, path: str) -> None:
         """Nothing: there are none."""
 
@@ -329,6 +403,12 @@ class _FileWriter:
     def write(self, data: memoryview, /) -> None:
         self._file.data += data
         self._file.tick = next(self._tick)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        """Nothing: what was written is seen, and durable once synced."""
 
 
 class _BufferWriter:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from raytrials.store.disk import Disk, Entry, Reader, Writer
+from raytrials.store.disk import Appender, Disk, Entry, Hold, Reader, Writer
 
 
 class Stopped(BaseException):
@@ -29,7 +29,9 @@ class Operation:
     Attributes:
         number: from 1, in the order in which they began.
         name: `list_files`, `list_names`, `list_directories`, `open`, `read`, `create`, `write`,
-            `close` (of a file that is written), `make_directory`, `rename`, `sync`, `delete_file`
+            `close` (of a file that is written), `append`, `sync_file`, `create_exclusive` (on a
+            local disk the empty file; `create`, `write` and `close` follow), `hold`, `release`,
+            `is_held`, `make_directory`, `rename`, `replace`, `sync` (of a directory), `delete_file`
             or `delete_tree` (the directory, when its files are gone).
         path: of the file or directory.
         size: bytes to be written, 0 for all but `write`.
@@ -166,6 +168,25 @@ class Faulty(Disk):
             with self._operation("close", path):
                 stack.close()
 
+    def append(self, path: str) -> Appender:
+        with self._operation("append", path):
+            return _FaultyAppender(self, path, self._disk.append(path))
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        with self._operation("create_exclusive", path, 0 if self.has_rename else len(data)):
+            self._disk.create_exclusive(path, b"" if self.has_rename else data)
+        if self.has_rename:
+            self.write(path, data)
+
+    def hold(self, path: str) -> Hold | None:
+        with self._operation("hold", path):
+            hold = self._disk.hold(path)
+        return None if hold is None else _FaultyHold(self, path, hold)
+
+    def is_held(self, path: str, place: str | None = None) -> bool | None:
+        with self._operation("is_held", path):
+            return self._disk.is_held(path, place)
+
     def make_directory(self, path: str) -> None:
         with self._operation("make_directory", path):
             self._disk.make_directory(path)
@@ -225,3 +246,36 @@ class _FaultyWriter:
             if half:
                 self.writer.write(data[:half])
             raise
+
+
+@dataclass(frozen=True)
+class _FaultyAppender:
+    disk: Faulty
+    path: str
+    appender: Appender
+
+    def write(self, data: memoryview, /) -> None:
+        _FaultyWriter(self.disk, self.path, self.appender).write(data)
+
+    def sync(self) -> None:
+        with self.disk._operation("sync_file", self.path):  # noqa: SLF001 - likewise
+            self.appender.sync()
+
+    def close(self) -> None:
+        with self.disk._operation("close", self.path):  # noqa: SLF001 - likewise
+            self.appender.close()
+
+
+@dataclass(frozen=True)
+class _FaultyHold:
+    disk: Faulty
+    path: str
+    hold: Hold
+
+    @property
+    def place(self) -> str:
+        return self.hold.place
+
+    def release(self) -> None:
+        with self.disk._operation("release", self.path):  # noqa: SLF001 - likewise
+            self.hold.release()

@@ -38,6 +38,37 @@ class Writer(Protocol):
         """Append all of `data`."""
 
 
+class Appender(Protocol):
+    """An open file that grows at its end. Whoever opened it closes it."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Append all of `data`. Other processes see it on return; a failure can leave part."""
+
+    def sync(self) -> None:
+        """Make durable what was written before. May run in another thread than :meth:`write`.
+
+        The file's name is durable only when its directory is synced.
+        """
+
+    def close(self) -> None:
+        """Close the file, without making anything durable. No error the second time."""
+
+
+class Hold(Protocol):
+    """An exclusive lock on a file, until it is released or its process is dead.
+
+    A child made by `fork` shares the lock and keeps it when its parent dies, until it ends or runs
+    another program: a lock that is held says "perhaps alive", one that is not says "surely dead".
+    """
+
+    @property
+    def place(self) -> str:
+        """Names the file as this machine knows it; a lock is seen by who finds the same there."""
+
+    def release(self) -> None:
+        """Let go. No error the second time."""
+
+
 class Entry(NamedTuple):
     """A file as a listing shows it.
 
@@ -88,6 +119,49 @@ class Disk(ABC):
 
         When the block ends well the file is whole and durable. When it ends with an exception,
         part of the file may stay.
+        """
+
+    @abstractmethod
+    def append(self, path: str) -> Appender:
+        """Open a file to write at its end, made if there is none. Its directory exists.
+
+        Raises:
+            NotImplementedError: this is an object store.
+        """
+
+    @abstractmethod
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        """Write a small new file. Its directory exists, where there are such.
+
+        On local disks one of many that try succeeds; others may see the file before it is whole,
+        its content is durable on return, its name when the directory is synced. When it fails
+        half-way, part of the file may stay. Object stores look first and write then: of many that
+        try at the same time each may succeed, and the last stays.
+
+        Raises:
+            FileExistsError: there is one.
+        """
+
+    @abstractmethod
+    def hold(self, path: str) -> Hold | None:
+        """Lock a file, made if missing; None where the storage has no locks.
+
+        The system gives the lock back when the process dies, whatever its namespaces. It binds
+        nobody who does not ask for it. :meth:`is_held` takes it for a moment: so lock a file before
+        others have reason to ask.
+
+        Raises:
+            BlockingIOError: another holds it, maybe in this process.
+        """
+
+    @abstractmethod
+    def is_held(self, path: str, place: str | None = None) -> bool | None:
+        """Return whether somebody has locked a file; None if that cannot be told.
+
+        Args:
+            path: of the file. If it is missing nobody has.
+            place: :attr:`Hold.place` of the lock in question: if the file here is another, or on
+                another mount, whose locks may be its own, that cannot be told.
         """
 
     @abstractmethod

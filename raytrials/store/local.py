@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import operator
 import os
 import posixpath
@@ -12,13 +13,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from raytrials.store.disk import CHUNK_BYTES, Disk, Entry, Reader, Writer
+from raytrials.store.disk import CHUNK_BYTES, Appender, Disk, Entry, Hold, Reader, Writer
 from raytrials.store.filesystem import join, open_pyarrow
 
 _SMALL_BYTES = 512 * 1024
 
 # What a filesystem that has no fsync answers; then closing has to do.
 _NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS}
+
+# What a filesystem that has no locks answers.
+_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
 class LocalDisk(Disk):
@@ -29,7 +33,7 @@ class LocalDisk(Disk):
         fsync: whether files and names are forced to the disk. A filesystem that has no fsync is
             taken as it is.
         filesystem: writes and reads files, for a local filesystem with ways of its own; None for
-            the operating system. Listing, renaming and deleting are the operating system's.
+            the operating system. All else is the operating system's.
     """
 
     has_rename = True
@@ -105,6 +109,41 @@ class LocalDisk(Disk):
         if self._fsync:
             _sync_path(self._at(path), os.O_RDONLY)
 
+    def append(self, path: str) -> Appender:
+        # Also with a filesystem of its own: few of those can append, and none syncs what it wrote.
+        return _Appender(self._at(path), fsync=self._fsync)
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with _File(self._at(path), flags, fsync=self._fsync) as file:
+            file.write(memoryview(data))
+
+    def hold(self, path: str) -> Hold | None:
+        descriptor = os.open(self._at(path), os.O_RDWR | os.O_CREAT, 0o666)  # not inherited by exec
+        try:
+            if _lock(descriptor, fcntl.LOCK_EX):
+                return _Hold(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def is_held(self, path: str, place: str | None = None) -> bool | None:
+        try:
+            descriptor = os.open(self._at(path), os.O_RDONLY)
+        except FileNotFoundError:
+            return None if place is not None else False
+        try:
+            if place is not None and place != _place_of(descriptor):
+                return None
+            # Shared, so that those who ask do not take one another for holders.
+            return False if _lock(descriptor, fcntl.LOCK_SH) else None
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+
     def make_directory(self, path: str) -> None:
         directory = Path(self._at(path))
         try:
@@ -157,9 +196,18 @@ class _File:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if self._fsync and kind is None:
-                _sync(self._descriptor)
+                self.sync()
         finally:
-            os.close(self._descriptor)
+            self.close()
+
+    def sync(self) -> None:
+        _sync(self._descriptor)
+
+    def close(self) -> None:
+        # What comes late gets an error, and not the file that has the number by then.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def readinto(self, buffer: memoryview) -> int:
         return os.readv(self._descriptor, (buffer,))
@@ -168,6 +216,59 @@ class _File:
         written = os.write(self._descriptor, data)
         while written < len(data):
             written += os.write(self._descriptor, data[written:])
+
+
+class _Appender:
+    """An open file that grows."""
+
+    def __init__(self, path: str, *, fsync: bool) -> None:
+        self._file = _File(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._fsync = fsync
+
+    def write(self, data: memoryview) -> None:
+        self._file.write(data)
+
+    def sync(self) -> None:
+        if self._fsync:
+            self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Hold:
+    """A lock, for as long as a descriptor is open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        self.place = _place_of(descriptor)
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            try:
+                # Closing alone would leave it to a child that was forked.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(descriptor)
+
+
+def _place_of(descriptor: int) -> str:
+    stat = os.fstat(descriptor)
+    return f"{stat.st_dev}:{stat.st_ino}"
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Lock without waiting; return False where there are no locks."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def _sync_path(path: str, flags: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
+import os
 import posixpath
 from collections.abc import Iterator
 
 import pyarrow.fs
 
-from raytrials.store.disk import Disk, Entry, Reader, Writer
+from raytrials.store.disk import Appender, Disk, Entry, Hold, Reader, Writer
 from raytrials.store.filesystem import forget_listings, fsspec_of, join, open_pyarrow
 
 
@@ -73,6 +75,20 @@ class ObjectDisk(Disk):
             opened = self._filesystem.open_output_stream(path, compression=None)
         with opened as stream:
             yield stream
+
+    def append(self, path: str) -> Appender:
+        raise NotImplementedError(f"{self._filesystem.type_name} cannot append: {path}")
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        if self._exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        self.write(path, data)
+
+    def hold(self, path: str) -> Hold | None:  # noqa: ARG002 - of the port
+        return None
+
+    def is_held(self, path: str, place: str | None = None) -> bool | None:  # noqa: ARG002 - likewise
+        return None
 
     def make_directory(self, path: str) -> None:
         """Nothing: a store without directories needs none, and the writers of others make them."""

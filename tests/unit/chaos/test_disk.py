@@ -108,3 +108,48 @@ def test_stale_listings_show_what_was() -> None:
         assert store.list_names("/d") == {"old"}
         assert store.read("/d/new") == b"x"
     assert store.list_names("/d") == {"new"}
+
+
+def append(disk: FakeLocal, data: bytes, *, sync: bool = False) -> None:
+    appender = disk.append("/d/file")
+    appender.write(memoryview(data))
+    if sync:
+        appender.sync()
+    appender.close()
+
+
+def test_what_is_appended_is_durable_when_it_is_synced(disk: FakeLocal) -> None:
+    append(disk, b"synced", sync=True)
+    disk.sync("/d")
+    append(disk, b"lost")
+    assert disk.read("/d/file") == b"syncedlost"
+    disk.crash()
+    assert disk.read("/d/file") == b"synced"
+
+
+def test_a_file_that_was_appended_to_has_no_durable_name_by_that(disk: FakeLocal) -> None:
+    append(disk, b"synced", sync=True)
+    disk.crash()
+    assert disk.list_names("/d") == {"below"}
+
+
+def test_with_luck_more_of_what_was_appended_survives_and_never_less() -> None:
+    seen = set()
+    for seed in range(40):
+        disk = FakeLocal()
+        disk.make_directory("/d")
+        append(disk, b"sync", sync=True)
+        disk.sync("/d")
+        disk.sync("/")
+        append(disk, b"ed")
+        disk.crash(random.Random(seed))
+        seen.add(disk.read("/d/file"))
+    assert seen == {b"sync", b"synce", b"synced"}
+
+
+def test_locks_end_with_the_process_and_with_the_machine(disk: FakeLocal) -> None:
+    for end in (disk.end_process, disk.crash):
+        assert disk.hold("/d/lock") is not None
+        disk.sync("/d")
+        end()
+        assert disk.is_held("/d/lock") is False

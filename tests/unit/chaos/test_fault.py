@@ -118,3 +118,51 @@ def test_a_slow_disk_takes_its_time_for_each_operation() -> None:
     disk = Faulty(FakeLocal(), before=[slow_down(0.5, slept.append)])
     disk.write("/file", b"x" * 10)
     assert slept == [0.5] * 3
+
+
+def test_an_append_that_fails_leaves_half() -> None:
+    inner = FakeLocal()
+    disk = Faulty(inner, before=[fill_up(8)])
+    appender = disk.append("/file")
+    appender.write(memoryview(b"whole"))
+    with pytest.raises(OSError, match="space"):
+        appender.write(memoryview(b"content"))
+    appender.sync()
+    appender.close()
+    assert [operation.name for operation in disk.operations] == [
+        "append",
+        "write",
+        "write",
+        "sync_file",
+        "close",
+    ]
+    assert inner.read("/file") == b"wholecon"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_new_file_is_seen_before_it_is_whole_on_a_local_disk(number: int) -> None:
+    inner = FakeLocal()
+    with pytest.raises(Stopped):
+        Faulty(inner, before=[stop_at(number)]).create_exclusive("/file", b"content")
+    found = inner.read("/file") if inner.list_names("/") else None
+    assert found == {1: None, 2: b"", 3: b"con", 4: b"content"}[number]
+
+
+def test_a_new_object_is_there_or_not() -> None:
+    inner = FakeObjectStore()
+    with pytest.raises(Stopped):
+        Faulty(inner, before=[stop_at(1)]).create_exclusive("/file", b"content")
+    assert inner.list_names("/") == set()
+    with pytest.raises(Stopped):
+        Faulty(inner, after=[stop_at(1)]).create_exclusive("/file", b"content")
+    assert inner.read("/file") == b"content"
+
+
+def test_a_lock_is_taken_asked_for_and_released_in_operations_of_their_own() -> None:
+    disk = Faulty(FakeLocal())
+    hold = disk.hold("/lock")
+    assert hold is not None
+    assert disk.is_held("/lock", hold.place) is True
+    hold.release()
+    assert [operation.name for operation in disk.operations] == ["hold", "is_held", "release"]
+    assert Faulty(FakeObjectStore()).hold("/lock") is None

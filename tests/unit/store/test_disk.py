@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +188,108 @@ def test_a_tree_that_another_deletes_too_is_deleted(
     monkeypatch.setattr(local.shutil, "rmtree", disturbed)
     disk.delete_tree(f"{tmp_path}/tree")
     assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="asks /proc")  # noqa: PTH112
+@pytest.mark.parametrize("filesystem", [None, as_pyarrow(LocalFileSystem())])
+def test_appended_and_new_files_are_forced_to_the_disk(
+    filesystem: Any, tmp_path: Path, synced: Synced
+) -> None:
+    for fsync in (True, False):
+        disk = LocalDisk(filesystem=filesystem, fsync=fsync)
+        appender = disk.append(f"{tmp_path}/appended-{fsync}")
+        appender.write(memoryview(b"x"))
+        appender.sync()
+        appender.close()
+        disk.create_exclusive(f"{tmp_path}/new-{fsync}", b"x")
+    assert synced.paths == ["appended-True", "new-True"]
+
+
+def test_a_filesystem_without_fsync_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(local.os, "fsync", refuse)
+    appender = LocalDisk().append(f"{tmp_path}/file")
+    error = errno.EINVAL
+    appender.sync()
+    error = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        appender.sync()
+    appender.close()
+
+
+def test_what_comes_after_the_close_hits_no_other_file(tmp_path: Path) -> None:
+    disk = LocalDisk()
+    appender = disk.append(f"{tmp_path}/file")
+    appender.close()
+    with disk.create(f"{tmp_path}/other"), pytest.raises(OSError, match="descriptor"):
+        appender.write(memoryview(b"late"))
+    appender.close()
+    assert disk.read(f"{tmp_path}/other") == b""
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
+def test_a_filesystem_without_locks_says_nothing_of_holders(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(local.fcntl, "flock", refuse)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0  # noqa: PTH112, PTH208
+    assert LocalDisk().hold(f"{tmp_path}/lock") is None
+    assert LocalDisk().is_held(f"{tmp_path}/lock") is None
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+HOLDS = """
+import os, sys
+from raytrials.store.local import LocalDisk
+hold = LocalDisk().hold(sys.argv[1])
+if sys.argv[2] == "fork" and os.fork() == 0:
+    os.close(1)
+    sys.stdin.read()
+    os._exit(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("way", ["alone", "fork"])
+def test_a_lock_ends_with_the_last_process_that_has_it(way: str, tmp_path: Path) -> None:
+    disk, path = LocalDisk(), f"{tmp_path}/lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, path, way], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"held\n"
+        assert disk.is_held(path) is True
+        with pytest.raises(BlockingIOError):
+            disk.hold(path)
+        child.kill()
+        child.wait()
+        # The fork has the lock on: the answer errs on the safe side.
+        assert disk.is_held(path) is (way == "fork")
+        child.stdin.close()
+    until_s = time.monotonic() + 10
+    while disk.is_held(path) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert disk.is_held(path) is False
+
+
+def test_a_program_that_is_started_does_not_keep_a_lock(tmp_path: Path) -> None:
+    disk, path = LocalDisk(), f"{tmp_path}/lock"
+    hold = disk.hold(path)
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+    ) as child:
+        assert hold is not None
+        os.close(hold._descriptor)  # as when this process dies
+        hold._descriptor = None
+        assert disk.is_held(path) is False
+        child.kill()
