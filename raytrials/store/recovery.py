@@ -1,0 +1,138 @@
+"""From what is on storage to the state of an experiment: the newest whole snapshot, and the tail.
+
+Nothing here writes. The layout is that of `docs/formats.md`: `journal/` and `snapshots/` below the
+directory that is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from raytrials.core.event import Record
+from raytrials.core.fold import apply
+from raytrials.core.state import ExperimentState
+from raytrials.errors import JournalCorruptError, StorageError
+from raytrials.store import snapshot as snapshots
+from raytrials.store.disk import Disk
+from raytrials.store.retrying import retry
+from raytrials.store.segment import Damage, Reading, Segment, segments_among
+from raytrials.store.snapshot import DamagedSnapshotError, Snapshot, SnapshotName
+
+HOME = ".raytrials"
+"""Our directory in an experiment's."""
+
+JOURNAL = "journal"
+SNAPSHOTS = "snapshots"
+LEASE = "lease"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """An experiment as it was when its last driver went.
+
+    Attributes:
+        state: what its events came to.
+        parts: what the snapshot holds beside, by name; empty without one.
+        parts_seq: the last event that is in those; 0 without a snapshot.
+        tail: the events after that, in order: what the parts have to be told.
+        damage: what was found damaged and passed over, for the driver to record.
+    """
+
+    state: ExperimentState
+    parts: Mapping[str, bytes] = field(default_factory=dict)
+    parts_seq: int = 0
+    tail: tuple[Record, ...] = ()
+    damage: tuple[Damage, ...] = ()
+
+
+def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
+    """Return whether anything of a journal or its snapshots is there.
+
+    Args:
+        disk: where the experiment is.
+        home: its `.raytrials`.
+        retry_s: how long a storage that fails is tried again.
+    """
+    names = (_names(disk, f"{home}/{one}", retry_s) for one in (JOURNAL, SNAPSHOTS))
+    return any(names)
+
+
+def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
+    """Return the state of an experiment: the newest whole snapshot with the events after it.
+
+    When a snapshot is damaged the one before it is used, in the end the journal alone, and the
+    damage is named: nothing is lost with it.
+
+    Args:
+        disk: where the experiment is.
+        home: its `.raytrials`.
+        retry_s: how long a storage that fails is tried again.
+
+    Raises:
+        JournalCorruptError: events are missing or damaged that no whole snapshot holds, or there
+            are none at all.
+        NewerFormatError: a file is of a newer version.
+        IllegalEventError: the events contradict each other: a mistake in raytrials.
+        StorageError: the storage failed for good.
+    """
+    damage: list[Damage] = []
+    segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
+    base = None
+    for name in snapshots.names_in(disk, f"{home}/{SNAPSHOTS}", retry_s=retry_s):
+        if _is_replaced(name, segments):
+            continue
+        base = _read(disk, f"{home}/{SNAPSHOTS}", name, retry_s, damage)
+        if base is not None:
+            break
+    state = base.state if base is not None else ExperimentState()
+    after = state.seq
+    reading = Reading(disk, f"{home}/{JOURNAL}", after=after, retry_s=retry_s)
+    tail = []
+    for record in reading:
+        apply(state, record)
+        tail.append(record)
+    if not state.seq:
+        beside = f" ({'; '.join(one.problem for one in damage)})" if damage else ""
+        raise JournalCorruptError(f"{home}/{JOURNAL}", None, f"it holds no event{beside}")
+    return Recovered(
+        state=state,
+        parts=base.parts if base is not None else {},
+        parts_seq=after,
+        tail=tuple(tail),
+        damage=(*damage, *reading.damage),
+    )
+
+
+def _names(disk: Disk, directory: str, retry_s: float) -> set[str]:
+    return retry(disk, "listing", directory, lambda: disk.list_names(directory), limit_s=retry_s)
+
+
+def _is_replaced(name: SnapshotName, segments: list[Segment]) -> bool:
+    """Whether a driver wrote it after another had taken over from an event before it."""
+    return any(one.epoch > name.epoch and one.first <= name.seq for one in segments)
+
+
+def _read(
+    disk: Disk, directory: str, name: SnapshotName, retry_s: float, damage: list[Damage]
+) -> Snapshot | None:
+    try:
+        return snapshots.read(disk, directory, name, retry_s=retry_s)
+    except DamagedSnapshotError as error:
+        problem = str(error)
+    except StorageError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        problem = "it is gone"
+    damage.append(Damage(str(name), None, 0, problem))
+    return None
+
+
+def highest_epoch(disk: Disk, home: str, *, retry_s: float = 0) -> int:
+    """Return the highest epoch that ever wrote a journal or a snapshot; 0 if none did.
+
+    The next lease has to be above it, also when the leases are gone.
+    """
+    segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
+    names = snapshots.names_in(disk, f"{home}/{SNAPSHOTS}", retry_s=retry_s)
+    return max([one.epoch for one in segments] + [one.epoch for one in names], default=0)
