@@ -51,7 +51,7 @@ class Actor:
         labels: that its node must have.
         state: what the cluster takes it for.
         node: where it was placed.
-        worker: the process, None before the start, and on a node that could not start one.
+        worker: the process, None before it was placed.
         is_cut_off: its worker does not answer, and the cluster does not know yet.
         died: how, once it is dead.
         owed: jobs without an answer, by number, in the order of asking.

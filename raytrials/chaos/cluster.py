@@ -28,7 +28,8 @@ class FakeCluster:
 
     Nodes have names, actors and calls have numbers. Actors are placed in the order of asking; one
     that finds no place does not keep those behind it from theirs. A node that is dead but not known
-    to be gets actors too, which fail to start when it is known.
+    to be refuses actors, and one that is frozen keeps them waiting, as the placement groups do that
+    Ray Tune uses.
 
     Args:
         clock: turned by :meth:`next`. Others may turn it too.
@@ -194,8 +195,9 @@ class FakeCluster:
         if node.death is not None:
             node.death.cancel()
             node.death = None
+        self._control.release(node)
         for actor in list(node.actors.values()):
-            if actor.worker is None or not actor.worker.is_alive:
+            if actor.worker is not None and not actor.worker.is_alive:
                 self._control.worker_died(actor, Died(Exit.CRASHED))
 
     def drain_node(self, name: str, deadline_s: float) -> None:
@@ -268,3 +270,4 @@ class FakeCluster:
             worker.die()
         for actor in node.actors.values():
             self._control.cut_off(actor)
+        self._control.release(node)

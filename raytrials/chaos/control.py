@@ -118,26 +118,32 @@ class Control:
 
     def place(self) -> None:
         """Give each actor in line the place that it fits into, if there is one."""
-        for actor in list(self._waiting.values()):
+        for _, actor in sorted(self._waiting.items()):
             nodes = [node for node in self.nodes.values() if node.suits(actor)]
             if nodes:
                 self._place_on(self._luck.choice(nodes) if self._luck else nodes[0], actor)
 
     def _place_on(self, node: Node, actor: Actor) -> None:
         del self._waiting[actor.number]
+        if node.truth is Truth.FROZEN:
+            node.held[actor.number] = actor
+            return
         actor.step("place")
         actor.node = node.name
+        actor.worker = Worker(
+            self.timeline, self._clock, lambda job, outcome: self._done(actor, job, outcome)
+        )
         node.actors[actor.number] = actor
-        # Without a raylet there is nobody to start a worker, which shows when the death is known.
-        if node.truth in {Truth.UP, Truth.FROZEN}:
-            actor.worker = Worker(
-                self.timeline, self._clock, lambda job, outcome: self._done(actor, job, outcome)
-            )
-            actor.worker.is_frozen = node.truth is Truth.FROZEN
-            node.workers = [worker for worker in node.workers if worker.is_alive]
-            node.workers.append(actor.worker)
-            for job in actor.owed.values():
-                actor.worker.take(job)
+        node.workers = [worker for worker in node.workers if worker.is_alive]
+        node.workers.append(actor.worker)
+        for job in actor.owed.values():
+            actor.worker.take(job)
+
+    def release(self, node: Node) -> None:
+        """Put those that a node did not answer back to where they stood in line."""
+        self._waiting.update(node.held)
+        node.held.clear()
+        self.place()
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -195,6 +201,8 @@ class Control:
         actor.step("die")
         actor.died = died
         self._waiting.pop(actor.number, None)
+        for node in self.nodes.values():
+            node.held.pop(actor.number, None)
         if actor.node is not None:
             del self.nodes[actor.node].actors[actor.number]
         if actor.worker is not None:
@@ -220,3 +228,4 @@ class Control:
         died = Died(Exit.NODE_DIED, preempted=node.death_reason is DeathReason.PREEMPTED)
         for actor in list(node.actors.values()):
             self.declare(actor, died)
+        self.release(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -49,6 +50,7 @@ class Node:
         death: when the cluster will know, None if there is nothing to know.
         workers: those that live here, whoever knows; some of them may be dead by now.
         actors: those that the cluster has placed here and not known to be dead, by number.
+        held: those that the cluster tried to place here, without an answer so far.
         story: the steps that it took, and when.
     """
 
@@ -61,6 +63,7 @@ class Node:
     death: Timer | None = None
     workers: list[Worker] = field(default_factory=list)
     actors: dict[int, Actor] = field(default_factory=dict)
+    held: dict[int, Actor] = field(default_factory=dict)
     story: list[tuple[float, str]] = field(default_factory=list)
 
     def can(self, step: str) -> bool:
@@ -86,19 +89,20 @@ class Node:
         self.story.append((now_s, step))
 
     @property
-    def takes_actors(self) -> bool:
-        """Whether the cluster would place anything here: alive for all it knows, not draining."""
-        return self.death_reason is None and self.deadline_s is None
-
-    @property
     def free(self) -> int:
         """The slots that the cluster believes free."""
-        return self.slots - sum(actor.slots for actor in self.actors.values())
+        taken = itertools.chain(self.actors.values(), self.held.values())
+        return self.slots - sum(actor.slots for actor in taken)
 
     def suits(self, actor: Actor) -> bool:
-        """Whether a waiting actor could be placed here now."""
+        """Whether the cluster would try to place a waiting actor here now.
+
+        A node without raylet refuses at once; one that is frozen does not answer.
+        """
         return (
-            self.takes_actors
+            self.death_reason is None
+            and self.deadline_s is None
+            and self.truth in {Truth.UP, Truth.FROZEN}
             and actor.slots <= self.free
             and self.name not in actor.avoid
             and (actor.pin is None or self.name in actor.pin)

@@ -249,25 +249,59 @@ def test_a_node_that_drains_gets_no_actor_though_it_is_alive() -> None:
     assert cluster.node_of(cluster.request()) is None
 
 
-@pytest.mark.parametrize(
-    ("fault", "known_s"),
-    [
-        (FakeCluster.kill_node, 14.0),
-        (FakeCluster.kill_raylet, 15.0),
-        (FakeCluster.freeze_node, 62.0),
-    ],
-)
-def test_a_node_that_is_dead_unknown_to_the_cluster_gets_actors_that_never_start(
-    fault: Callable[[FakeCluster, str], None], known_s: float
+@pytest.mark.parametrize("fault", [FakeCluster.kill_node, FakeCluster.kill_raylet])
+def test_a_node_that_is_dead_unknown_to_the_cluster_refuses_actors(
+    fault: Callable[[FakeCluster, str], None],
 ) -> None:
     cluster = cluster_of(a=1)
     fault(cluster, "a")
     actor = cluster.request()
-    call = cluster.call(actor, "train", Work(1.0))
-    assert cluster.node_of(actor) == "a"
+    assert cluster.next() is None
+    assert cluster.state_of(actor) is State.WAITING
+    cluster.add_node("b", 1)
+    assert cluster.node_of(actor) == "b"
+
+
+def test_a_frozen_node_keeps_an_actor_waiting_until_it_is_known_to_be_dead() -> None:
+    cluster = cluster_of(a=1)
+    cluster.freeze_node("a")
+    held, behind = cluster.request(), cluster.request()
+    cluster.add_node("b", 1)
+    assert (cluster.node_of(held), cluster.node_of(behind)) == (None, "b")
+    cluster.stop(behind)
     assert rest(cluster) == [
-        ActorStartFailed(known_s, actor, NODE_DIED),
-        CallFailed(known_s, actor, call, "train", NODE_DIED),
+        ActorStarted(1.0, behind, "b"),
+        ActorStopped(1.1, behind),
+        ActorStarted(63.0, held, "b"),
+    ]
+
+
+def test_what_a_frozen_node_kept_waiting_starts_there_when_it_thaws() -> None:
+    cluster = cluster_of(a=1)
+    cluster.freeze_node("a")
+    actor = cluster.request()
+    cluster.next(5.0)
+    cluster.thaw_node("a")
+    assert rest(cluster) == [ActorStarted(6.0, actor, "a")]
+
+
+def test_what_a_frozen_node_keeps_waiting_can_be_withdrawn() -> None:
+    cluster = cluster_of(a=1)
+    cluster.freeze_node("a")
+    actor = cluster.request()
+    cluster.kill(actor)
+    cluster.thaw_node("a")
+    assert rest(cluster) == [ActorStartFailed(0.0, actor, KILLED)]
+
+
+def test_an_actor_that_was_starting_on_a_lost_node_fails_when_the_loss_is_known() -> None:
+    cluster = cluster_of(a=1)
+    actor = cluster.request()
+    call = cluster.call(actor, "train", Work(1.0))
+    cluster.kill_node("a")
+    assert rest(cluster) == [
+        ActorStartFailed(14.0, actor, NODE_DIED),
+        CallFailed(14.0, actor, call, "train", NODE_DIED),
     ]
 
 
