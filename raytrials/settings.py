@@ -174,6 +174,18 @@ STORAGE_RETRY_S = Setting(
     30.0,
     "How long an operation on a storage that does not answer is tried again, with backoff.",
 )
+FSYNC_S = Setting(
+    "RAYTRIALS_FSYNC_S",
+    SECONDS,
+    1.0,
+    "How long an event of the journal that nothing waits for is unsynced at most, on local disks.",
+)
+FLUSH_S = Setting(
+    "RAYTRIALS_FLUSH_S",
+    SECONDS,
+    2.0,
+    "The same on object stores: how long it stays in memory before it is uploaded.",
+)
 RESTART_WITHOUT_CHECKPOINT = Setting(
     "RAYTRIALS_RESTART_WITHOUT_CHECKPOINT",
     FLAG,
@@ -207,6 +219,8 @@ SETTINGS: tuple[Setting[Any], ...] = (
     VERIFY,
     CHECKPOINT_FSYNC,
     STORAGE_RETRY_S,
+    FSYNC_S,
+    FLUSH_S,
     RESTART_WITHOUT_CHECKPOINT,
     RULES,
     ALLOW_UNTESTED_RAY,

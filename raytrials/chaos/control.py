@@ -23,6 +23,8 @@ from raytrials.chaos.worker import Job, Outcome, Question, Work, Worker
 class Delays:
     """How long things take, in seconds, as measured on Ray 2.60 with its defaults.
 
+    `start_s` and `stop_s` depend on the machine, and are no measured figures.
+
     Attributes:
         start_s: from an actor's place to its first breath, before what its setup takes.
         stop_s: from an orderly stop to the end of the worker.
