@@ -3,6 +3,7 @@
 Every error carries its facts as fields, passes all of them positionally to `Exception.__init__`
 (so that it survives pickling and the way through Ray) and builds its text in `__str__`. Nothing
 here imports Ray, and nothing here decides: what a failure costs is `raytrials.core.retry`.
+:class:`InterruptedRunError` alone is outside of the tree: it ends the process.
 """
 
 from __future__ import annotations
@@ -134,6 +135,33 @@ class PackageMissingError(RaytrialsError):
 
 class Fatal(Exception):  # noqa: N818 - reads as what it is: `raise raytrials.Fatal(...)`
     """Raised by the user's code: this trial is not to be tried again, whatever its budget."""
+
+
+class InterruptedRunError(SystemExit):
+    """A signal ended the run before it was finished; what it has reached is on storage.
+
+    Nobody's fault; spends no budget. No `except Exception` stops it, and a process that it ends has
+    a code by which SLURM, Kubernetes and the like do not take the job for done.
+
+    Attributes:
+        signal_name: such as `SIGTERM`.
+        path: of the experiment.
+    """
+
+    exit_code: ClassVar[int] = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+    def __init__(self, signal_name: str, path: str) -> None:
+        super().__init__(signal_name, path)
+        self.code = self.exit_code
+        self.signal_name = signal_name
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.signal_name} ended the run of {self.path!r} before it was finished. It goes on "
+            f"from where it was with Tuner.restore({self.path!r}, trainable), or when it is "
+            'started again with resume="auto".'
+        )
 
 
 class MissingExtraError(RaytrialsError, ImportError):

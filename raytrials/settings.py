@@ -199,6 +199,13 @@ RULES = Setting(
     "",
     "A JSON or TOML file with rules of the retry policy (see `docs/failures.md`).",
 )
+GRACE_S = Setting(
+    "RAYTRIALS_GRACE_S",
+    SECONDS,
+    20.0,
+    "How long the last checkpoints of running trials may take when a run is asked to stop. "
+    "A second signal ends that wait.",
+)
 ALLOW_UNTESTED_RAY = Setting(
     "RAYTRIALS_ALLOW_UNTESTED_RAY",
     FLAG,
@@ -223,6 +230,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     FLUSH_S,
     RESTART_WITHOUT_CHECKPOINT,
     RULES,
+    GRACE_S,
     ALLOW_UNTESTED_RAY,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from ray import cloudpickle
@@ -72,3 +73,20 @@ def test_the_text_of_an_error_holds_the_values_of_its_fields(
         parts = [*value, *value.values()] if isinstance(value, dict) else [value]
         parts = list(value) if isinstance(value, tuple) else parts
         assert all(str(part) in text for part in parts)
+
+
+def test_an_interrupted_run_is_no_error_that_a_handler_of_errors_could_catch() -> None:
+    error = errors.InterruptedRunError("SIGTERM", "/storage/experiment")
+    assert isinstance(error, SystemExit)
+    assert not isinstance(error, Exception)
+    assert error.code == error.exit_code == 75
+    for part in ("SIGTERM", "Tuner.restore('/storage/experiment'", 'resume="auto"'):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_an_interrupted_run_survives_pickling(pickler: Any) -> None:
+    error = errors.InterruptedRunError("SIGTERM", "/storage/experiment")
+    copy = pickler.loads(pickler.dumps(error))
+    assert type(copy) is errors.InterruptedRunError
+    assert (vars(copy), str(copy), copy.code) == (vars(error), str(error), 75)
