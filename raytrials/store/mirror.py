@@ -17,10 +17,8 @@ from raytrials.store.checkpoint import REMOVED, STAGING
 from raytrials.store.copying import buffer_for, pump
 from raytrials.store.disk import Disk, Entry, Reader
 from raytrials.store.manifest import index_of
+from raytrials.store.recovery import HOME
 from raytrials.store.retrying import kind_of, retry
-
-JOURNAL = ".raytrials"
-"""The directory of the journal in that of an experiment; it has a way of its own to storage."""
 
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What was listed is not there any more, or is something else now."""
@@ -189,13 +187,13 @@ def _files_below(
 
 def _entered(found: os.DirEntry[str], above: tuple[str, ...], *, is_trial: bool) -> str | None:
     """Return the real path of a directory that is to be mirrored, None of one that is not."""
-    if found.name == JOURNAL if is_trial else _is_checkpoint(found.name):
+    if found.name == HOME if is_trial else _is_checkpoint(found.name):
         return None
     if not found.is_symlink():
         return f"{above[-1]}/{found.name}"
     real = os.path.realpath(found.path)
     # A link to where it stands, or to what goes by another name.
-    hidden = any(_is_checkpoint(part) or part == JOURNAL for part in real.split("/"))
+    hidden = any(_is_checkpoint(part) or part == HOME for part in real.split("/"))
     return None if hidden or real in above else real
 
 
