@@ -118,6 +118,7 @@ class _Contender:
         self._seen: Found | None = None
         self._seen_s = site.clock.monotonic()  # when it was first seen as it is
         self._looked_s = 0.0  # when it was last asked for
+        self._blocked_s: dict[int, float] = {}  # since when another has the lock of an epoch
 
     def storage(self, what: str, operation: Callable[[], T]) -> T:
         site = self._site
@@ -154,6 +155,8 @@ class _Contender:
         """Return the error that names who has the lease."""
         self.look()
         record = self._seen.record if self._seen is not None else None
+        if record is not None and record.released:
+            record = None  # one who was faster, and has written nothing yet
         return ExperimentLockedError(
             self._site.experiment,
             record.process.host if record is not None else "",
@@ -169,6 +172,10 @@ class _Contender:
             epoch: higher than all that were seen.
             before: the lease that was found free.
         """
+        now_s = self._site.clock.monotonic()
+        # One who locks and then freezes has no lease, and will find itself beaten.
+        while now_s - self._blocked_s.get(epoch, now_s) >= self._site.expiry_s:
+            epoch += 1
         record = Record(epoch, secrets.token_hex(8), self._identity, lock=None)
         take = self._take_locally if self._site.disk.has_rename else self._take_from_store
         lease = take(record, before)
@@ -185,6 +192,7 @@ class _Contender:
         # First the lock: a lease that is seen with its lock free is one of a dead driver.
         taken, hold = self.storage("locking", lambda: self._lock(record.epoch))
         if not taken:
+            self._blocked_s.setdefault(record.epoch, site.clock.monotonic())
             return None
         kept = False
         try:

@@ -213,6 +213,17 @@ def test_each_renewal_that_is_seen_begins_the_wait_anew(machine: Machine) -> Non
     assert 40 + EXPIRY_S <= machine.waited_s <= 42 + EXPIRY_S + settled(machine)
 
 
+def test_one_who_froze_before_its_lease_was_written_is_not_waited_for_for_ever(
+    local: Machine,
+) -> None:
+    local.start(ELSEWHERE).release()
+    assert local.disk.hold(f"{LEASES}/000002.lock") is not None
+    with pytest.raises(ExperimentLockedError, match="just started"):
+        local.start(wait_s=20)
+    assert local.start().epoch == 3
+    assert local.waited_s <= EXPIRY_S + 1
+
+
 # Losing it
 
 
