@@ -224,6 +224,26 @@ def test_one_who_froze_before_its_lease_was_written_is_not_waited_for_for_ever(
     assert local.waited_s <= EXPIRY_S + 1
 
 
+def test_a_reader_that_freezes_with_what_it_has_read_does_not_judge_by_it(machine: Machine) -> None:
+    holder = machine.start(ELSEWHERE)
+    looks = []
+
+    def freeze(operation: Operation) -> None:
+        looks.append(operation)
+        if len(looks) == 4:
+            for _ in range(7):
+                machine.clock.now_s += 5
+                holder.renew()
+
+    freezes = [lambda operation: operation.name == "read" and freeze(operation)]
+    disk = Faulty(machine.disk, after=freezes)
+    with pytest.raises(ExperimentLockedError):
+        machine.start(HERE, disk=disk, wait_s=40)
+    assert len(looks) > 4
+    assert not {"create", "create_exclusive"} & {operation.name for operation in disk.operations}
+    holder.check()
+
+
 # Losing it
 
 
