@@ -198,7 +198,7 @@ def test_a_keeper_does_not_keep_a_process_from_ending(driver: Driver, directory:
     assert start(directory).epoch == 2
 
 
-ISOLATED = "unshare --user --map-root-user --pid --fork --kill-child --mount-proc".split()
+ISOLATED = ("unshare", "-U", "-r", "-p", "-f", "--kill-child", "--mount-proc")
 
 
 def can_isolate() -> bool:
