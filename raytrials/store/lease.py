@@ -12,6 +12,9 @@ Why two drivers never believe at the same time that they hold it, whatever freez
 - A renewal that ends later than that looks for a higher epoch after it has written, and one who
   takes over reads the old lease again after writing its own: one of the two sees the other.
 
+The one gap on local disks: Linux stops that clock while a whole machine sleeps. A driver that wakes
+trusts its lease until its first renewal, `RENEW_S` later at most.
+
 **Object stores** can do nothing on condition. Two that find the lease free at the same moment both
 write; after `SETTLE_S` the one with the lowest nonce marks its own as held and looks once more.
 With a store whose listings show all that was written (S3, GCS, Azure) one winner is left at most.
