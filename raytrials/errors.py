@@ -379,6 +379,108 @@ class NewerFormatError(RaytrialsError):
         )
 
 
+class ExperimentLockedError(RaytrialsError):
+    """Another driver has the experiment, and did not let go of it in time.
+
+    Nobody's fault, or the caller's, who started it twice; nothing was changed, no budget is spent;
+    raised after the wait for the lease, and not retried.
+
+    Attributes:
+        experiment: the experiment.
+        host: the machine of the driver that has it; "" if its lease cannot be read (yet).
+        pid: its process there; 0 likewise.
+        idle_s: for how many seconds it was seen to do nothing.
+        waited_s: how many seconds this driver waited for it.
+    """
+
+    exit_code = 5
+
+    def __init__(self, experiment: str, host: str, pid: int, idle_s: int, waited_s: int) -> None:
+        super().__init__(experiment, host, pid, idle_s, waited_s)
+        self.experiment = experiment
+        self.host = host
+        self.pid = pid
+        self.idle_s = idle_s
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        holder = f"process {self.pid} on {self.host}" if self.host else "a driver that just started"
+        return (
+            f"The experiment {self.experiment!r} is being written by {holder}, last seen to move "
+            f"{self.idle_s} s ago; waited {self.waited_s} s for it. If it is to go on, leave it "
+            "alone; if not, stop it (SIGTERM) and start again. A driver that is dead is noticed by "
+            "itself after 30 s at most."
+        )
+
+
+class LeaseLostError(RaytrialsError):
+    """Another driver took over the experiment: this one has to stop and may write nothing more.
+
+    The fault of what kept this driver from renewing its lease (a frozen machine, storage out of
+    reach) while another was started. Spends no budget: the trials go on at the other driver. Final.
+
+    Attributes:
+        experiment: the experiment.
+        epoch: of the lease that was lost.
+        holder_epoch: of the new lease; 0 if nobody has one, because this driver released its own
+            or somebody deleted it.
+        host: the machine of the new driver; "" if not known.
+        pid: its process there; 0 likewise.
+    """
+
+    exit_code = 6
+
+    def __init__(self, experiment: str, epoch: int, holder_epoch: int, host: str, pid: int) -> None:
+        super().__init__(experiment, epoch, holder_epoch, host, pid)
+        self.experiment = experiment
+        self.epoch = epoch
+        self.holder_epoch = holder_epoch
+        self.host = host
+        self.pid = pid
+
+    def __str__(self) -> str:
+        if not self.holder_epoch:
+            return (
+                f"The lease of the experiment {self.experiment!r} (epoch {self.epoch}) is nobody's "
+                "any more: it was released, or its file was deleted. This driver stops; start it "
+                "again to go on."
+            )
+        holder = f"process {self.pid} on {self.host}" if self.host else "another driver"
+        return (
+            f"The experiment {self.experiment!r} was taken over by {holder} (epoch "
+            f"{self.holder_epoch}) while this driver (epoch {self.epoch}) did not renew its lease. "
+            "This driver stops; the other one goes on with all trials."
+        )
+
+
+class LeaseExpiredError(RaytrialsError):
+    """The lease was not renewed for so long that another driver may take over.
+
+    The storage's fault, or of what froze this process. It may come back: until it is renewed this
+    driver starts and commits nothing. Spends no budget, and is no reason to stop.
+
+    Attributes:
+        experiment: the experiment.
+        epoch: of the lease.
+        idle_s: how many seconds ago the last renewal began.
+    """
+
+    exit_code = 3
+
+    def __init__(self, experiment: str, epoch: int, idle_s: int) -> None:
+        super().__init__(experiment, epoch, idle_s)
+        self.experiment = experiment
+        self.epoch = epoch
+        self.idle_s = idle_s
+
+    def __str__(self) -> str:
+        return (
+            f"The lease of the experiment {self.experiment!r} (epoch {self.epoch}) was last "
+            f"renewed {self.idle_s} s ago. Nothing is started or committed until the storage "
+            "takes the renewal."
+        )
+
+
 class NoCheckpointError(RaytrialsError):
     """A trial had checkpoints, and none of them is whole. The trial ends; it is not retried.
 
