@@ -75,7 +75,7 @@ def _on_started(step: Step, event: AttemptStarted) -> None:
         event.first_index >= trial.next_index, f"checkpoints up to {trial.next_index} are taken"
     )
     step.require(
-        foreign or 0 <= event.from_iteration <= trial.high_water,
+        event.from_iteration >= 0 and (foreign or event.from_iteration <= trial.high_water),
         f"it never came further than iteration {trial.high_water}",
     )
     step.enter(Status.RUNNING)
@@ -152,14 +152,16 @@ def _require_attempt(step: Step, attempt: int) -> None:
     """A running trial hears of its own attempt alone; one at rest may learn of what it missed."""
     latest = step.trial.attempt
     step.require(
-        attempt == latest or (0 < attempt < latest and step.trial.status is not Status.RUNNING),
+        0 < attempt <= latest and (attempt == latest or step.trial.status is not Status.RUNNING),
         f"its attempt is {latest}",
     )
 
 
 def _on_committed(step: Step, event: CheckpointCommitted) -> None:
     trial = step.trial
+    name = f"checkpoint_{event.index:06d}"
     step.require(0 < event.attempt <= trial.attempt, f"its attempt is {trial.attempt}")
+    step.require(name not in trial.bad, f"{name} was marked bad")
     if event.attempt == trial.attempt:
         step.require(event.index >= trial.next_index, f"{trial.next_index} is the next free one")
         trial.next_index = event.index + 1
