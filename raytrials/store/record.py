@@ -18,7 +18,7 @@ from raytrials.errors import NewerFormatError
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DIGEST = re.compile(rb',"digest":"([0-9a-f]{16})"}')
 _DIGEST_BYTES = 29
-_SEQ = re.compile(rb'\{"v":\d+,"seq":(\d+),"epoch":(\d+),')
+_SEQ = re.compile(rb'\{"v":\d+,"seq":(\d{1,18}),"epoch":(\d{1,18}),')
 
 
 class NotARecordError(ValueError):
@@ -99,7 +99,9 @@ def _is_sealed(line: bytes) -> bool:
 def _refusal(line: bytes) -> NotARecordError:
     if not line:
         return NotARecordError("an empty line, or zero bytes")
+    start = 0
     for found in _DIGEST.finditer(line):
-        if found.end() < len(line) and _is_sealed(line[: found.end()]):
+        if found.end() < len(line) and _is_sealed(line[start : found.end()]):
             return NotARecordError("a record and something else on one line", holds_whole=True)
+        start = found.end()
     return NotARecordError("part of a record" if line[:1] == b"{" else "not a record")
