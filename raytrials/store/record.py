@@ -25,12 +25,13 @@ class NotARecordError(ValueError):
     """A line of the journal is not a record.
 
     Attributes:
-        holds_whole: whether a whole record stands in it, with something else behind.
+        holds: number of the first whole record that stands in it with something else behind; 0 for
+            none.
     """
 
-    def __init__(self, detail: str, *, holds_whole: bool = False) -> None:
+    def __init__(self, detail: str, *, holds: int = 0) -> None:
         super().__init__(detail)
-        self.holds_whole = holds_whole
+        self.holds = holds
 
 
 def encode(record: Record) -> bytes:
@@ -101,7 +102,10 @@ def _refusal(line: bytes) -> NotARecordError:
         return NotARecordError("an empty line, or zero bytes")
     start = 0
     for found in _DIGEST.finditer(line):
-        if found.end() < len(line) and _is_sealed(line[start : found.end()]):
-            return NotARecordError("a record and something else on one line", holds_whole=True)
+        one = line[start : found.end()]
+        place = _SEQ.match(one)
+        if place is not None and found.end() < len(line) and _is_sealed(one):
+            seq = int(place.group(1))
+            return NotARecordError("a record and something else on one line", holds=seq)
         start = found.end()
     return NotARecordError("part of a record" if line[:1] == b"{" else "not a record")
