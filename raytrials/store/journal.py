@@ -13,7 +13,9 @@ durable yet is written again, into the next segment.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import posixpath
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -81,7 +83,7 @@ class Journal(ABC):
         self._barriers: deque[tuple[int, Callable[[], object]]] = deque()
         self._urgent_seq = 0
         self._warned_s: float | None = None
-        self._do("making a directory", directory, lambda: disk.make_directory(directory))
+        self._do("making a directory", directory, self._make_directory)
 
     # --- what a driver calls ---------------------------------------------------------------------
 
@@ -190,6 +192,10 @@ class Journal(ABC):
             self._durable_seq = max(self._durable_seq, seq)
             self.changed.notify_all()
 
+    def _make_directory(self) -> None:
+        self._disk.make_directory(self._directory)
+        self._disk.sync(posixpath.dirname(self._directory))  # or it is lost with all that is in it
+
     def _do(self, what: str, path: str, operation: Callable[[], None]) -> None:
         retry(self._disk, what, path, operation, limit_s=0)
 
@@ -233,7 +239,7 @@ class _Appended(Journal):
         if appender is not None and not failed:
             self._do("syncing", self._directory, lambda: self._sync_segment(appender))
             self._acknowledge(written)
-        if self._is_behind:
+        if self._is_behind and self._may_write():
             self._begin_segment()
 
     def _sync_segment(self, appender: Appender) -> None:
@@ -261,7 +267,12 @@ class _Appended(Journal):
         self._do("opening", path, lambda: self._go_on(path, lines))
 
     def _go_on(self, path: str, lines: list[_Line]) -> None:
-        appender = self._disk.append(path)
+        try:
+            appender = self._disk.append(path)
+        except Exception:
+            with self.changed:
+                self._is_behind = bool(self._lines)  # else the next event begins a segment
+            raise
         with self.changed:
             self._appender = appender
             self._is_named = True
@@ -280,7 +291,9 @@ class _Appended(Journal):
         with self.changed:
             appender, self._appender = self._appender, None
         if appender is not None:
-            appender.close()
+            # What it would tell of is not durable, and is written again.
+            with contextlib.suppress(OSError):
+                appender.close()
 
 
 class _Uploaded(Journal):
@@ -296,7 +309,7 @@ class _Uploaded(Journal):
 
     def _sync(self) -> None:
         until = self._seq
-        while self._durable_seq < until:
+        while self._durable_seq < until and self._may_write():
             # A segment whose answer was lost may be there: it stays what it is.
             self._in_flight = self._in_flight or self._gather()
             path = self._path_of(self._in_flight[0].seq)

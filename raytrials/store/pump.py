@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from raytrials.errors import StorageError
 from raytrials.store.journal import Journal
@@ -73,9 +74,10 @@ class Pump(threading.Thread):
         Returns:
             Whether all is durable.
         """
+        until_s = time.monotonic() + timeout_s
         done = self._journal.wait_durable(timeout_s)
         self.abandon()
-        self.join(timeout_s)
+        self.join(max(FIRST_WAIT_S, until_s - time.monotonic()))
         self._journal.close()
         return done
 
