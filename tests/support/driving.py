@@ -400,6 +400,10 @@ class Stops:
 STOPS = {
     "local, process": Stops(FakeLocal, (keep, keep, keep)),
     "local, process, answered": Stops(FakeLocal, (keep, keep, keep), answered=True),
+    "local, power": Stops(FakeLocal, (cut_power,) * 3),
+    "local, luck": Stops(FakeLocal, (cut_power_with_luck,) * 3),
+    "local, process, then power": Stops(FakeLocal, (keep, cut_power, cut_power)),
+    "local, process, then luck": Stops(FakeLocal, (keep, cut_power_with_luck, keep)),
     "store": Stops(FakeObjectStore, (keep, keep, keep)),
     "store, answered": Stops(FakeObjectStore, (keep, keep, keep), answered=True),
 }
