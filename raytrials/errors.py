@@ -3,6 +3,7 @@
 Every error carries its facts as fields, passes all of them positionally to `Exception.__init__`
 (so that it survives pickling and the way through Ray) and builds its text in `__str__`. Nothing
 here imports Ray, and nothing here decides: what a failure costs is `raytrials.core.retry`.
+:class:`InterruptedRunError` alone is outside of the tree: it ends the process.
 """
 
 from __future__ import annotations
@@ -134,6 +135,33 @@ class PackageMissingError(RaytrialsError):
 
 class Fatal(Exception):  # noqa: N818 - reads as what it is: `raise raytrials.Fatal(...)`
     """Raised by the user's code: this trial is not to be tried again, whatever its budget."""
+
+
+class InterruptedRunError(SystemExit):
+    """A signal ended the run before it was finished; what it has reached is on storage.
+
+    Nobody's fault; spends no budget. No `except Exception` stops it, and a process that it ends has
+    a code by which SLURM, Kubernetes and the like do not take the job for done.
+
+    Attributes:
+        signal_name: such as `SIGTERM`.
+        path: of the experiment.
+    """
+
+    exit_code: ClassVar[int] = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+    def __init__(self, signal_name: str, path: str) -> None:
+        super().__init__(signal_name, path)
+        self.code = self.exit_code
+        self.signal_name = signal_name
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.signal_name} ended the run of {self.path!r} before it was finished. It goes on "
+            f"from where it was with Tuner.restore({self.path!r}, trainable), or when it is "
+            'started again with resume="auto".'
+        )
 
 
 class MissingExtraError(RaytrialsError, ImportError):
@@ -348,6 +376,108 @@ class NewerFormatError(RaytrialsError):
         return (
             f"A {self.what} has version {self.version}; this release of raytrials reads up to "
             f"{self.known}. Use the release that wrote it, or a newer one."
+        )
+
+
+class ExperimentLockedError(RaytrialsError):
+    """Another driver has the experiment, and did not let go of it in time.
+
+    Nobody's fault, or the caller's, who started it twice; nothing was changed, no budget is spent;
+    raised after the wait for the lease, and not retried.
+
+    Attributes:
+        experiment: the experiment.
+        host: the machine of the driver that has it; "" if its lease cannot be read (yet).
+        pid: its process there; 0 likewise.
+        idle_s: for how many seconds it was seen to do nothing.
+        waited_s: how many seconds this driver waited for it.
+    """
+
+    exit_code = 5
+
+    def __init__(self, experiment: str, host: str, pid: int, idle_s: int, waited_s: int) -> None:
+        super().__init__(experiment, host, pid, idle_s, waited_s)
+        self.experiment = experiment
+        self.host = host
+        self.pid = pid
+        self.idle_s = idle_s
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        holder = f"process {self.pid} on {self.host}" if self.host else "a driver that just started"
+        return (
+            f"The experiment {self.experiment!r} is being written by {holder}, last seen to move "
+            f"{self.idle_s} s ago; waited {self.waited_s} s for it. If it is to go on, leave it "
+            "alone; if not, stop it (SIGTERM) and start again. A driver that is dead is noticed by "
+            "itself after 30 s at most."
+        )
+
+
+class LeaseLostError(RaytrialsError):
+    """Another driver took over the experiment: this one has to stop and may write nothing more.
+
+    The fault of what kept this driver from renewing its lease (a frozen machine, storage out of
+    reach) while another was started. Spends no budget: the trials go on at the other driver. Final.
+
+    Attributes:
+        experiment: the experiment.
+        epoch: of the lease that was lost.
+        holder_epoch: of the new lease; 0 if nobody has one, because this driver released its own
+            or somebody deleted it.
+        host: the machine of the new driver; "" if not known.
+        pid: its process there; 0 likewise.
+    """
+
+    exit_code = 6
+
+    def __init__(self, experiment: str, epoch: int, holder_epoch: int, host: str, pid: int) -> None:
+        super().__init__(experiment, epoch, holder_epoch, host, pid)
+        self.experiment = experiment
+        self.epoch = epoch
+        self.holder_epoch = holder_epoch
+        self.host = host
+        self.pid = pid
+
+    def __str__(self) -> str:
+        if not self.holder_epoch:
+            return (
+                f"The lease of the experiment {self.experiment!r} (epoch {self.epoch}) is nobody's "
+                "any more: it was released, or its file was deleted. This driver stops; start it "
+                "again to go on."
+            )
+        holder = f"process {self.pid} on {self.host}" if self.host else "another driver"
+        return (
+            f"The experiment {self.experiment!r} was taken over by {holder} (epoch "
+            f"{self.holder_epoch}) while this driver (epoch {self.epoch}) did not renew its lease. "
+            "This driver stops; the other one goes on with all trials."
+        )
+
+
+class LeaseExpiredError(RaytrialsError):
+    """The lease was not renewed for so long that another driver may take over.
+
+    The storage's fault, or of what froze this process. It may come back: until it is renewed this
+    driver starts and commits nothing. Spends no budget, and is no reason to stop.
+
+    Attributes:
+        experiment: the experiment.
+        epoch: of the lease.
+        idle_s: how many seconds ago the last renewal began.
+    """
+
+    exit_code = 3
+
+    def __init__(self, experiment: str, epoch: int, idle_s: int) -> None:
+        super().__init__(experiment, epoch, idle_s)
+        self.experiment = experiment
+        self.epoch = epoch
+        self.idle_s = idle_s
+
+    def __str__(self) -> str:
+        return (
+            f"The lease of the experiment {self.experiment!r} (epoch {self.epoch}) was last "
+            f"renewed {self.idle_s} s ago. Nothing is started or committed until the storage "
+            "takes the renewal."
         )
 
 

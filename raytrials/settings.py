@@ -174,6 +174,18 @@ STORAGE_RETRY_S = Setting(
     30.0,
     "How long an operation on a storage that does not answer is tried again, with backoff.",
 )
+FSYNC_S = Setting(
+    "RAYTRIALS_FSYNC_S",
+    SECONDS,
+    1.0,
+    "How long an event of the journal that nothing waits for is unsynced at most, on local disks.",
+)
+FLUSH_S = Setting(
+    "RAYTRIALS_FLUSH_S",
+    SECONDS,
+    2.0,
+    "The same on object stores: how long it stays in memory before it is uploaded.",
+)
 RESTART_WITHOUT_CHECKPOINT = Setting(
     "RAYTRIALS_RESTART_WITHOUT_CHECKPOINT",
     FLAG,
@@ -186,6 +198,13 @@ RULES = Setting(
     TEXT,
     "",
     "A JSON or TOML file with rules of the retry policy (see `docs/failures.md`).",
+)
+GRACE_S = Setting(
+    "RAYTRIALS_GRACE_S",
+    SECONDS,
+    20.0,
+    "How long the last checkpoints of running trials may take when a run is asked to stop. "
+    "A second signal ends that wait.",
 )
 ALLOW_UNTESTED_RAY = Setting(
     "RAYTRIALS_ALLOW_UNTESTED_RAY",
@@ -207,8 +226,11 @@ SETTINGS: tuple[Setting[Any], ...] = (
     VERIFY,
     CHECKPOINT_FSYNC,
     STORAGE_RETRY_S,
+    FSYNC_S,
+    FLUSH_S,
     RESTART_WITHOUT_CHECKPOINT,
     RULES,
+    GRACE_S,
     ALLOW_UNTESTED_RAY,
 )
 

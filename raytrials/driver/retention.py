@@ -14,9 +14,10 @@ from raytrials import _ray, settings
 from raytrials.core.retention import Retired, due
 from raytrials.store.checkpoint import REMOVED, STAGING, Verdict, delete, index_in, inspect
 from raytrials.store.disk import Disk
+from raytrials.store.location import disk_of
 from raytrials.store.manifest import MANIFEST
+from raytrials.store.mirror import Mirror
 from raytrials.store.sweep import LEAST_AGE_S, sweep
-from raytrials.store.upload import Upload
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +48,12 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
         self.durable = 0
         self.writing = threading.Lock()
         self.is_last = False
-        self._upload = Upload(storage.storage_filesystem)
+        filesystem = storage.storage_filesystem
+        self._mirror = Mirror(disk_of(filesystem), disk_of(filesystem, fsync=False))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own syncer: what is left behind needs no raytrials."""
-        own = ("written", "durable", "writing", "is_last", "_upload")
+        own = ("written", "durable", "writing", "is_last", "_mirror")
         state = {name: value for name, value in self.__getstate__().items() if name not in own}
         return (object.__new__, (_ray.FilesystemSyncer,), state)
 
@@ -65,7 +67,7 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
 
         def upload() -> None:
             number = self.written
-            self._upload.run(
+            self._mirror.run(
                 local_path,
                 uri,
                 retry_s=retry_s if self.is_last else min(retry_s, UPLOAD_RETRY_S),

@@ -15,7 +15,7 @@ import xxhash
 from raytrials.core.event import EVENTS, VERSION, Record
 from raytrials.errors import NewerFormatError
 
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _DIGEST = re.compile(rb',"digest":"([0-9a-f]{16})"}')
 _DIGEST_BYTES = 29
 _SEQ = re.compile(rb'\{"v":\d+,"seq":(\d+),"epoch":(\d+),')

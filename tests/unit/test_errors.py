@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from ray import cloudpickle
@@ -25,7 +26,13 @@ ARGUMENTS = {
     errors.StorageUnwritableError: ("/storage", "no space"),
     errors.StorageError: ("writing", "/storage/file", "full", "no space left"),
     errors.SourceChangedError: ("/tmp/model", "weights grew"),
-    errors.NewerFormatError: (3, 1),
+    errors.NewerFormatError: (3, 1, "lease"),
+    errors.ExperimentLockedError: ("/storage/tune", "node-1", 4711, 12, 60),
+    errors.LeaseLostError: ("/storage/tune", 3, 4, "node-1", 4711),
+    errors.LeaseExpiredError: ("/storage/tune", 3, 31),
+    errors.IllegalEventError: ("TrialAdded", 7, "t1", "it is there", ("3 TrialAdded",)),
+    errors.InvariantError: (("t1: two rows", "3 run at once"),),
+    errors.JournalCorruptError: ("journal/1.jsonl", 17, "a record is damaged"),
     errors.CorruptManifestError: ("its digest is wrong",),
     errors.NoCheckpointError: ("abc", ("checkpoint_000001: missing", "checkpoint_000000: torn")),
     errors.PackageMissingError: (("node-1", "node-2"),),
@@ -72,3 +79,20 @@ def test_the_text_of_an_error_holds_the_values_of_its_fields(
         parts = [*value, *value.values()] if isinstance(value, dict) else [value]
         parts = list(value) if isinstance(value, tuple) else parts
         assert all(str(part) in text for part in parts)
+
+
+def test_an_interrupted_run_is_no_error_that_a_handler_of_errors_could_catch() -> None:
+    error = errors.InterruptedRunError("SIGTERM", "/storage/experiment")
+    assert isinstance(error, SystemExit)
+    assert not isinstance(error, Exception)
+    assert error.code == error.exit_code == 75
+    for part in ("SIGTERM", "Tuner.restore('/storage/experiment'", 'resume="auto"'):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_an_interrupted_run_survives_pickling(pickler: Any) -> None:
+    error = errors.InterruptedRunError("SIGTERM", "/storage/experiment")
+    copy = pickler.loads(pickler.dumps(error))
+    assert type(copy) is errors.InterruptedRunError
+    assert (vars(copy), str(copy), copy.code) == (vars(error), str(error), 75)
