@@ -58,6 +58,8 @@ class TrialRecord:
         restored_from: the checkpoint that it stands on, as in
             :class:`raytrials.core.event.AttemptStarted`; None if it began at the beginning.
         is_restoring: whether that is not loaded yet.
+        adopts_from: its own checkpoints of earlier attempts than this are not what it goes on from:
+            an exploit, or a start anew, has replaced what they stood for.
         first_index: the latest attempt numbers its checkpoints from here on.
         next_index: every index from here on is free.
         iteration: of the latest row of its history, 0 for none.
@@ -94,6 +96,7 @@ class TrialRecord:
     from_iteration: int = 0
     restored_from: str | None = None
     is_restoring: bool = False
+    adopts_from: int = 0
     first_index: int = 0
     next_index: int = 0
     iteration: int = 0
@@ -124,8 +127,13 @@ class TrialRecord:
 
     @property
     def stands_on_another(self) -> bool:
-        """Whether it continues from another trial's checkpoint."""
-        return self.restored_from is not None and "/" in self.restored_from
+        """Whether it continues from another trial's checkpoint, having none of its own since."""
+        return self.restored_from is not None and "/" in self.restored_from and not self.own_indices
+
+    @property
+    def own_indices(self) -> set[int]:
+        """The checkpoints of its own that it can go on from."""
+        return {i for i, one in self.checkpoints.items() if one.attempt >= self.adopts_from}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: everything but rows and story."""

@@ -72,10 +72,10 @@ def _on_started(step: Step, event: AttemptStarted) -> None:
     foreign = event.checkpoint is not None and "/" in event.checkpoint
     step.require(event.attempt > trial.attempt, f"its latest attempt is {trial.attempt}")
     step.require(
-        event.first_index >= trial.next_index, f"checkpoints up to {trial.next_index} are taken"
+        event.first_index >= trial.next_index, f"checkpoints below {trial.next_index} are taken"
     )
     step.require(
-        foreign or 0 <= event.from_iteration <= trial.high_water,
+        event.from_iteration >= 0 and (foreign or event.from_iteration <= trial.high_water),
         f"it never came further than iteration {trial.high_water}",
     )
     step.enter(Status.RUNNING)
@@ -87,6 +87,8 @@ def _on_started(step: Step, event: AttemptStarted) -> None:
     trial.high_water = max(trial.high_water, event.from_iteration)
     trial.restored_from = event.checkpoint
     trial.is_restoring = event.checkpoint is not None
+    if foreign:
+        trial.adopts_from = event.attempt
     trial.first_index = trial.next_index = event.first_index
     trial.started_s = step.record.time if trial.started_s is None else trial.started_s
     if trial.rows is not None:
@@ -97,6 +99,8 @@ def _continued_result(trial: TrialRecord, event: AttemptStarted) -> Mapping[str,
     """Return the result that an attempt continues from."""
     if event.metrics is not None:
         return event.metrics
+    if event.checkpoint is not None and "/" in event.checkpoint:
+        return {}  # its own are of another history
     if event.from_iteration == trial.iteration:
         return trial.last_result
     for checkpoint in reversed(trial.checkpoints.values()):
@@ -152,14 +156,16 @@ def _require_attempt(step: Step, attempt: int) -> None:
     """A running trial hears of its own attempt alone; one at rest may learn of what it missed."""
     latest = step.trial.attempt
     step.require(
-        attempt == latest or (0 < attempt < latest and step.trial.status is not Status.RUNNING),
+        0 < attempt <= latest and (attempt == latest or step.trial.status is not Status.RUNNING),
         f"its attempt is {latest}",
     )
 
 
 def _on_committed(step: Step, event: CheckpointCommitted) -> None:
     trial = step.trial
+    name = f"checkpoint_{event.index:06d}"
     step.require(0 < event.attempt <= trial.attempt, f"its attempt is {trial.attempt}")
+    step.require(name not in trial.bad, f"{name} was marked bad")
     if event.attempt == trial.attempt:
         step.require(event.index >= trial.next_index, f"{trial.next_index} is the next free one")
         trial.next_index = event.index + 1
@@ -185,7 +191,8 @@ def _on_marked_bad(step: Step, event: CheckpointMarkedBad) -> None:
 def _on_deleted(step: Step, event: CheckpointDeleted) -> None:
     trial = step.trial
     step.require(
-        set(trial.checkpoints) != {event.index} or trial.stands_on_another,
+        trial.own_indices != {event.index}
+        and (set(trial.checkpoints) != {event.index} or trial.stands_on_another),
         "it is the last one that the trial has",
     )
     trial.checkpoints.pop(event.index, None)
@@ -201,9 +208,12 @@ def _on_fault(step: Step, event: FaultRecorded) -> None:
     step.require(
         not event.ends_attempt or settles or not trial.is_finished, f"the trial is {trial.status}"
     )
+    # One that struck no attempt spends nothing, and waits for none.
+    waits = settles or (event.decided and event.ends_attempt)
+    is_next = not trial.undecided or number == min(trial.undecided)
+    step.require(is_next or not waits, "one before it is still open")
     if settles:
         step.require(event.decided, "it is recorded already")
-        step.require(number == min(trial.undecided), "one before it is still open")
         trial.faults[number - 1] = event.fault
         del trial.undecided[number]
     else:
@@ -229,6 +239,7 @@ def _on_config_changed(step: Step, event: TrialConfigChanged) -> None:
     trial.state = event.state
     if event.checkpoint is not None:
         trial.restored_from = event.checkpoint
+        trial.adopts_from = trial.attempt + 1
 
 
 def _on_decision(step: Step, event: DecisionMade) -> None:
@@ -265,6 +276,7 @@ def _on_resumed(step: Step, event: TrialResumed) -> None:
     trial.ended_s = None
     if event.anew:
         trial.restored_from = None
+        trial.adopts_from = trial.attempt + 1
 
 
 _ALL = frozenset(Status)

@@ -18,19 +18,20 @@ from raytrials.errors import NewerFormatError
 _ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _DIGEST = re.compile(rb',"digest":"([0-9a-f]{16})"}')
 _DIGEST_BYTES = 29
-_SEQ = re.compile(rb'\{"v":\d+,"seq":(\d+),"epoch":(\d+),')
+_SEQ = re.compile(rb'\{"v":\d+,"seq":(\d{1,18}),"epoch":(\d{1,18}),')
 
 
 class NotARecordError(ValueError):
     """A line of the journal is not a record.
 
     Attributes:
-        holds_whole: whether a whole record stands in it, with something else behind.
+        holds: number of the first whole record that stands in it with something else behind; 0 for
+            none.
     """
 
-    def __init__(self, detail: str, *, holds_whole: bool = False) -> None:
+    def __init__(self, detail: str, *, holds: int = 0) -> None:
         super().__init__(detail)
-        self.holds_whole = holds_whole
+        self.holds = holds
 
 
 def encode(record: Record) -> bytes:
@@ -99,7 +100,12 @@ def _is_sealed(line: bytes) -> bool:
 def _refusal(line: bytes) -> NotARecordError:
     if not line:
         return NotARecordError("an empty line, or zero bytes")
+    start = 0
     for found in _DIGEST.finditer(line):
-        if found.end() < len(line) and _is_sealed(line[: found.end()]):
-            return NotARecordError("a record and something else on one line", holds_whole=True)
+        one = line[start : found.end()]
+        place = _SEQ.match(one)
+        if place is not None and found.end() < len(line) and _is_sealed(one):
+            seq = int(place.group(1))
+            return NotARecordError("a record and something else on one line", holds=seq)
+        start = found.end()
     return NotARecordError("part of a record" if line[:1] == b"{" else "not a record")

@@ -2,8 +2,10 @@
 
 A segment is named by its epoch and the number of its first event. Segments may overlap: what could
 not be made durable is written again into the next one, and a merge that was cut off leaves what it
-merged. Who reads takes each event once, from the first place where it is whole. From the number on
-at which the next epoch begins, what an epoch wrote does not count: its driver had been replaced.
+merged. Of two that overlap the one that begins later has all that the other has from there on: so a
+merge deletes what it merged from the front. Who reads takes each event once, from the first place
+where it is whole. From the number on at which the next epoch begins, what an epoch wrote does not
+count: its driver had been replaced.
 
 Reading changes nothing, and takes no lock: the driver may be writing meanwhile.
 """
@@ -104,7 +106,10 @@ class Reading:
             segments = self._list()
             try:
                 yield from self._read(segments, skip=True)
-                if self._is_open():
+                before = -1
+                while self._hole is not None and before < self.seq:
+                    # What a later segment has made good may stand before more in an earlier one.
+                    before = self.seq
                     yield from self._read(segments, skip=False)
             except FileNotFoundError:
                 continue  # merged meanwhile
@@ -132,6 +137,8 @@ class Reading:
         return segments_among(names)
 
     def _read(self, segments: list[Segment], *, skip: bool) -> Iterator[Record]:
+        self.damage.clear()
+        self.fenced = 0
         for number, segment in enumerate(segments):
             later = segments[number + 1 :]
             if skip and later and later[0].first <= self._after + 1:
@@ -149,13 +156,13 @@ class Reading:
         if limit is None or segment.first <= limit:
             self._seen = max(self._seen, segment.first - 1)
         bad: Damage | None = None
-        whole = False
+        held = 0
         for offset, line in _lines(data):
             try:
                 seq = _seq_in(line, segment.epoch)
                 record = decode(line) if seq == self.seq + 1 else None
             except NotARecordError as error:
-                whole = whole or error.holds_whole
+                held = max(held, error.holds)
                 bad = bad or Damage(segment.name, offset, len(data) - offset, str(error))
                 continue
             if limit is not None and seq >= limit:
@@ -167,12 +174,12 @@ class Reading:
                 return
             if bad is not None:
                 self._pass_over(bad, offset)
-                bad, whole = None, False
+                bad, held = None, 0
             if record is not None:
                 self.seq = seq
                 yield record
-        if bad is not None and whole and (limit is None or self.seq + 1 < limit):
-            self._note_hole(bad, self.seq + 2)
+        if bad is not None and held > self.seq and (limit is None or self.seq + 1 < limit):
+            self._note_hole(bad, held + 1)
         elif bad is not None:
             self._pass_over(bad, len(data))
 
