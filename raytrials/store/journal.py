@@ -27,7 +27,7 @@ from raytrials.store.clock import Clock
 from raytrials.store.disk import Appender, Disk
 from raytrials.store.record import encode
 from raytrials.store.retrying import retry
-from raytrials.store.segment import Segment
+from raytrials.store.segment import Segment, segments_among
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class Journal(ABC):
         self._urgent_seq = 0
         self._warned_s: float | None = None
         self._do("making a directory", directory, self._make_directory)
+        self._do("syncing", directory, self._secure)
 
     # --- what a driver calls ---------------------------------------------------------------------
 
@@ -174,6 +175,10 @@ class Journal(ABC):
             self._sync()
 
     @abstractmethod
+    def _secure(self) -> None:
+        """Make durable what is there already."""
+
+    @abstractmethod
     def _take(self, line: _Line) -> None:
         """Take one more event, which is the last in `_lines`; called with the lock held."""
 
@@ -210,6 +215,21 @@ class _Appended(Journal):
     _is_named = False
     _is_behind = False
     _bytes = 0
+
+    def _secure(self) -> None:
+        """Make durable what was read of the driver before.
+
+        Its process may have died before it synced. What is built on its events must not outlast
+        them. Only its last segment can be in doubt: each is durable before the next is begun.
+        """
+        self._disk.sync(self._directory.rpartition("/")[0])
+        for segment in segments_among(self._disk.list_names(self._directory))[-1:]:
+            appender = self._disk.append(f"{self._directory}/{segment.name}")
+            try:
+                appender.sync()
+            finally:
+                appender.close()
+        self._disk.sync(self._directory)
 
     def _take(self, line: _Line) -> None:
         if self._is_behind or not self._may_write():
@@ -301,6 +321,9 @@ class _Uploaded(Journal):
 
     _in_flight: tuple[_Line, ...] = ()
 
+    def _secure(self) -> None:
+        """Nothing: what can be read is durable."""
+
     def _take(self, line: _Line) -> None:
         """Nothing: it is gathered."""
 
@@ -340,8 +363,10 @@ def open_journal(  # noqa: PLR0913 - as above
 ) -> Journal:
     """Return the :class:`Journal` for a kind of disk.
 
+    What is there already is made durable first: the events up to `seq` may be in memory only.
+
     Raises:
-        StorageError: its directory cannot be made.
+        StorageError: its directory cannot be made, or the last segment not be synced.
     """
     kind = _Appended if disk.has_rename else _Uploaded
     return kind(disk, directory, epoch=epoch, seq=seq, clock=clock, may_write=may_write)

@@ -6,6 +6,7 @@ directory that is given.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from raytrials.core.state import ExperimentState
 from raytrials.errors import JournalCorruptError, StorageError
 from raytrials.store import snapshot as snapshots
 from raytrials.store.disk import Disk
+from raytrials.store.record import NotARecordError, place_of
 from raytrials.store.retrying import retry
 from raytrials.store.segment import Damage, Reading, Segment, segments_among
 from raytrials.store.snapshot import DamagedSnapshotError, Snapshot, SnapshotName
@@ -47,15 +49,38 @@ class Recovered:
 
 
 def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
-    """Return whether anything of a journal or its snapshots is there.
+    """Return whether there is anything to recover.
+
+    A driver that dies before its first event is durable leaves an empty segment, or part of that
+    event. Nobody was told of it, and the next driver begins anew.
 
     Args:
         disk: where the experiment is.
         home: its `.raytrials`.
         retry_s: how long a storage that fails is tried again.
+
+    Raises:
+        StorageError: the storage failed for good.
     """
-    names = (_names(disk, f"{home}/{one}", retry_s) for one in (JOURNAL, SNAPSHOTS))
-    return any(names)
+    segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
+    if any(one.first > 1 for one in segments):
+        return True
+    if snapshots.names_in(disk, f"{home}/{SNAPSHOTS}", retry_s=retry_s):
+        return True
+    return any(_holds_event(disk, f"{home}/{JOURNAL}/{one.name}", retry_s) for one in segments)
+
+
+def _holds_event(disk: Disk, path: str, retry_s: float) -> bool:
+    data = retry(disk, "reading", path, functools.partial(disk.read, path), limit_s=retry_s)
+    for line in data.split(b"\n"):
+        try:
+            place_of(line)
+        except NotARecordError as error:
+            if error.holds_whole:
+                return True
+        else:
+            return True
+    return False
 
 
 def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
