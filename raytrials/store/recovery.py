@@ -76,7 +76,7 @@ def _holds_event(disk: Disk, path: str, retry_s: float) -> bool:
         try:
             place_of(line)
         except NotARecordError as error:
-            if error.holds_whole:
+            if error.holds:
                 return True
         else:
             return True
