@@ -300,7 +300,11 @@ class _Appended(Journal):
         with self.changed:
             appender, self._appender = self._appender, None
         if appender is not None:
-            appender.close()
+            try:
+                appender.close()
+            except OSError:
+                # What it held is durable, or written again into the next segment.
+                logger.warning("Closing a segment in %s failed.", self._directory, exc_info=True)
 
 
 class _Uploaded(Journal):
