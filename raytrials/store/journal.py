@@ -13,7 +13,6 @@ durable yet is written again, into the next segment.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import posixpath
 import threading
@@ -311,9 +310,11 @@ class _Appended(Journal):
         with self.changed:
             appender, self._appender = self._appender, None
         if appender is not None:
-            # What it would tell of is not durable, and is written again.
-            with contextlib.suppress(OSError):
+            try:
                 appender.close()
+            except OSError:
+                # What it held is durable, or written again into the next segment.
+                logger.warning("Closing a segment in %s failed.", self._directory, exc_info=True)
 
 
 class _Uploaded(Journal):

@@ -467,5 +467,5 @@ def test_a_thousand_readings_of_a_journal_that_grows_are_prefixes_of_it(
         stop.set()
         writer.join(30)
         assert pump.close(10)
-    assert len(disk.list_names(directory)) > 3
+    assert len(disk.list_names(directory)) > 1
     assert len(read(disk, 0, directory).seqs) == journal.seq
