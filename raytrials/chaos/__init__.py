@@ -1,4 +1,4 @@
-"""Public test kit: storage that breaks on plan, and what every storage has to pass.
+"""Public test kit: storage that breaks on plan, what it has to pass, and the oracle of a run.
 
 No Ray here, and nothing that product code may import. `conformance` is written for pytest, and does
 not need it to be imported.
