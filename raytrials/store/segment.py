@@ -128,7 +128,9 @@ class Reading:
             raise self._hole[1]
         if self._seen < self._after == self.seq:
             detail = f"it ends with event {self._seen}, and {self._after} of them were written"
-            raise JournalCorruptError(self._directory, None, detail)
+            at = self.damage[-1] if self.damage else None
+            path = f"{self._directory}/{at.file}" if at else self._directory
+            raise JournalCorruptError(path, at.offset if at else None, detail)
 
     def _is_open(self) -> bool:
         """Whether events are missing that no segment had."""

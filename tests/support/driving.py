@@ -228,14 +228,15 @@ class Driver:
         elif choice < 0.88:
             self.sync()
         else:
-            self._take_snapshot()
+            self.take_snapshot()
 
-    def _take_snapshot(self) -> None:
+    def take_snapshot(self, more: int = 2) -> None:
+        """Write a snapshot; so many events come before it is written."""
         parts = {"searcher": self._luck.randbytes(20), "empty": b""}
         snapshot = Snapshot(self.state, parts)
         name, data = snapshot.name, snapshot.encode()
         self._witness.parts[name] = parts
-        for _ in range(2):  # the driver goes on meanwhile
+        for _ in range(more):
             self.append(next_event(self.state, self._luck))
         if not self._is_durable(name.seq):
             return
