@@ -148,6 +148,7 @@ class TrialRecord:
             **values,
             "status": str(self.status),
             "checkpoints": [list(one.__dict__.values()) for one in self.checkpoints.values()],
+            "bad": dict(self.bad),
             "faults": [fault.to_json() for fault in self.faults],
             "undecided": [
                 [number, since.restored, since.progressed]
@@ -164,13 +165,14 @@ class TrialRecord:
             **{name: data[name] for name in _PLAIN},
             status=Status(data["status"]),
             checkpoints={one.index: one for one in checkpoints},
+            bad=dict(data["bad"]),
             faults=[ChargedFault.from_json(fault) for fault in data["faults"]],
             undecided={number: Since(*rest) for number, *rest in data["undecided"]},
             history=History(**data["history"]),
         )
 
 
-_OWN_FORM = {"status", "checkpoints", "faults", "undecided", "history"}
+_OWN_FORM = {"status", "checkpoints", "bad", "faults", "undecided", "history"}
 _NOT_SAVED = {"rows", "story"}
 _PLAIN = tuple(
     one.name for one in dataclasses.fields(TrialRecord) if one.name not in _OWN_FORM | _NOT_SAVED
@@ -225,13 +227,13 @@ class ExperimentState:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values of the experiment itself; its trials are saved one by one."""
-        return {name: getattr(self, name) for name in _OF_EXPERIMENT}
+        return {**{name: getattr(self, name) for name in _OF_EXPERIMENT}, "lost": dict(self.lost)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], trials: Sequence[TrialRecord]) -> ExperimentState:
         """Return what :meth:`to_json` gave, with the trials in their order."""
         return cls(
-            **{name: data[name] for name in _OF_EXPERIMENT},
+            **{**{name: data[name] for name in _OF_EXPERIMENT}, "lost": dict(data["lost"])},
             trials={trial.trial_id: trial for trial in trials},
             running={trial.trial_id for trial in trials if trial.status is Status.RUNNING},
         )

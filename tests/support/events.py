@@ -374,6 +374,7 @@ def _value(
         "damage": ({"file": "x"},),
         "resources": ({"CPU": 1.0},),
         "arguments": (1, "x"),
+        "record": luck.choice(({}, TrialRecord(trial_id, 0).to_json())),
     }
     if field.name == "checkpoint" and field.default is dataclasses.MISSING:
         return special["checkpoint"] or "checkpoint_000000"
