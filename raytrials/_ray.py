@@ -34,13 +34,17 @@ from ray.train._internal.storage import (
     _FilesystemSyncer as FilesystemSyncer,  # uploads the driver's files in a thread
 )
 from ray.tune import ResultGrid
+from ray.tune.callback import CallbackList
+from ray.tune.execution.experiment_state import _ExperimentCheckpointManager
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.logger import LoggerCallback
 from ray.tune.registry import _has_trainable, get_trainable_cls
+from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
+from ray.tune.utils import flatten_dict
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrials import settings
@@ -55,6 +59,7 @@ __all__ = [
     "OVERRIDDEN",
     "USED",
     "AirEntrypoint",
+    "CallbackList",
     "Experiment",
     "FilesystemSyncer",
     "FunctionTrainable",
@@ -66,6 +71,7 @@ __all__ = [
     "TuneController",
     "TunerInternal",
     "cloudpickle",
+    "flatten_dict",
 ]
 
 # `checkpoint` and `metrics` of one save; what `restore` is called with.
@@ -84,6 +90,9 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_restore_trials",
         "_requeue_restored_trials",
         "_maybe_update_trial_queue",
+        "_update_trial_queue",
+        "_create_checkpoint_manager",
+        "_stop_experiment_if_needed",
         "_schedule_trial_actor",
         "_maybe_reuse_cached_actor",
         "_actor_started",
@@ -109,6 +118,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "should_recover",
         "on_checkpoint",
         "on_restore",
+        "set_config",
         "_get_default_result_or_future",
     ),
     RayActorManager: (
@@ -118,6 +128,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_try_start_actors",
         "_actor_task_failed",
         "_actor_start_failed",
+        "next",
     ),
     PlacementGroupResourceManager: (
         "__init__",
@@ -156,7 +167,10 @@ USED: Mapping[type, tuple[str, ...]] = {
     ),
     Trial: (
         "checkpoint",
+        "create_placement_group_factory",
         "error_file",
+        "from_json_state",
+        "get_json_state",
         "get_error",
         "get_pickled_error",
         "has_checkpoint",
@@ -165,7 +179,9 @@ USED: Mapping[type, tuple[str, ...]] = {
         "latest_checkpoint_result",
         "local_path",
         "pickled_error_file",
+        "resolve_config_placeholders",
         "set_status",
+        "update_last_result",
     ),
 }
 """Methods that our subclasses call on themselves; attributes are asserted on live objects."""
@@ -287,6 +303,52 @@ def register_checkpoint(trial: Trial, result: Any) -> list[str]:
     )
     register(trial.run_metadata.checkpoint_manager, result)
     return out
+
+
+def checkpoint_manager_of(controller: Any) -> Any:
+    """Return what uploads a controller's state, at its times alone (`_create_checkpoint_manager`).
+
+    Ray's own also forces an upload whenever a trial has saved `num_to_keep` checkpoints.
+    """
+    return _ExperimentCheckpointManager(
+        storage=controller._storage, checkpoint_period=controller._checkpoint_period
+    )
+
+
+def trial_from_json(text: str, checkpoint_config: Any) -> Trial:
+    """Return a trial of the first half of its JSON (`Trial.get_json_state`), without its results.
+
+    What `Trial.from_json_state` leaves out is `run_metadata`, which has the checkpoint manager.
+    """
+    trial = Trial.from_json_state(text)
+    trial.run_metadata.checkpoint_manager = _CheckpointManager(checkpoint_config)
+    return trial
+
+
+def max_concurrent_of(search_alg: Any) -> int | None:
+    """Return how many trials a search algorithm lets run at once, None for no limit.
+
+    `max_concurrent` of `BasicVariantGenerator`, or of a `ConcurrencyLimiter` in the chain of
+    `searcher` attributes.
+    """
+    part, limits = search_alg, []
+    while part is not None:
+        limits.append(getattr(part, "max_concurrent", None) or 0)
+        part = part.__dict__.get("searcher")
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def charge_time(stopper: Any, seconds: float) -> None:
+    """Take running time off what a `TimeoutStopper` has left (`_budget`), also a combined one."""
+    for one in getattr(stopper, "_stoppers", [stopper]):
+        if isinstance(one, TimeoutStopper):
+            one._budget -= seconds
+
+
+def bundles_of(trial: Trial) -> list[dict[str, float]]:
+    """Return the bundles of a trial's placement group (`Trial.placement_group_factory`)."""
+    factory = trial.placement_group_factory
+    return [dict(bundle) for bundle in factory.bundles] if factory is not None else []
 
 
 def registered_checkpoints(trial: Trial) -> list[Any]:

@@ -28,6 +28,12 @@ class Row(NamedTuple):
     metrics: Mapping[str, Any]
 
 
+def withdraw(rows: list[Row], after: int) -> None:
+    """Take the rows of later iterations off a history."""
+    while rows and rows[-1].iteration > after:
+        rows.pop()
+
+
 @dataclass(frozen=True)
 class CheckpointRecord:
     """A checkpoint that was committed, and is neither bad nor deleted."""

@@ -28,7 +28,13 @@ from raytrials.core.event import (
     TrialResumed,
 )
 from raytrials.core.retry import Since
-from raytrials.core.state import CheckpointRecord, ExperimentState, Row, TrialRecord
+from raytrials.core.state import (
+    CheckpointRecord,
+    ExperimentState,
+    Row,
+    TrialRecord,
+    withdraw,
+)
 from raytrials.core.status import Status
 from raytrials.errors import IllegalEventError
 
@@ -95,7 +101,7 @@ def _on_started(step: Step, event: AttemptStarted) -> None:
     trial.first_index = trial.next_index = event.first_index
     trial.started_s = step.record.time if trial.started_s is None else trial.started_s
     if trial.rows is not None:
-        _withdraw(trial.rows, event.from_iteration)
+        withdraw(trial.rows, event.from_iteration)
 
 
 def _continued_result(trial: TrialRecord, event: AttemptStarted) -> Mapping[str, Any]:
@@ -110,11 +116,6 @@ def _continued_result(trial: TrialRecord, event: AttemptStarted) -> Mapping[str,
         if checkpoint.iteration == event.from_iteration:
             return checkpoint.metrics
     return {}
-
-
-def _withdraw(rows: list[Row], after: int) -> None:
-    while rows and rows[-1].iteration > after:
-        rows.pop()
 
 
 def _on_restored(step: Step, event: AttemptRestored) -> None:
@@ -151,7 +152,7 @@ def _on_reported(step: Step, event: ResultReported) -> None:
     trial.last_result = event.metrics
     if trial.rows is not None:
         # A user's own `training_iteration` may stand still or go back: the later report counts.
-        _withdraw(trial.rows, event.iteration - 1)
+        withdraw(trial.rows, event.iteration - 1)
         trial.rows.append(Row(event.iteration, event.attempt, step.record.time, event.metrics))
 
 

@@ -16,6 +16,8 @@ from ray.tune import Checkpoint
 
 from raytrials import _ray, settings
 from raytrials.core.fault import Cause, Charge, Fault, FaultClass, Phase
+from raytrials.driver import recording
+from raytrials.driver.recording import relative_path
 from raytrials.driver.retention import Leftovers
 from raytrials.driver.storage import Attempt
 from raytrials.driver.trial import Trial
@@ -183,23 +185,17 @@ class Checkpoints:
         inside = path.startswith(f"{trial.storage.experiment_fs_path}/")
         return not inside or path in self.unverified
 
-    @staticmethod
-    def _key(trial: Trial, path: str) -> str:
-        """Return how an account names a checkpoint: its name; for another trial's, its path."""
-        own = f"{trial.storage.trial_fs_path}/"
-        inside = f"{trial.storage.experiment_fs_path}/"
-        return path.removeprefix(own).removeprefix(inside)
-
     def charge(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:
         """Charge a bad checkpoint to itself, once. It stays where it is, and is not used again.
 
         A next driver looks at it again, and charges it only if something else is wrong with it.
         """
-        key = self._key(trial, checkpoint.path)
+        key = relative_path(trial, checkpoint.path)
         self._rejected[checkpoint.path] = problem
         if trial.account.bad.get(key) == problem:
             return
         trial.account.bad[key] = problem
+        recording.marked_bad(trial, key, problem)
         fault = Fault(
             trial_id=trial.trial_id,
             attempt=trial.account.attempt,
@@ -218,7 +214,10 @@ class Checkpoints:
     def mark(self, trial: Trial, problem: str) -> None:
         """Note that the trial's latest checkpoint could not be restored, and is not to be again."""
         if trial.checkpoint is not None:
-            trial.account.bad.setdefault(self._key(trial, trial.checkpoint.path), problem)
+            key = relative_path(trial, trial.checkpoint.path)
+            if key not in trial.account.bad:
+                recording.marked_bad(trial, key, problem)
+            trial.account.bad.setdefault(key, problem)
             self._rejected.setdefault(trial.checkpoint.path, problem)
 
     def reject(self, trial: Trial, checkpoint: Checkpoint, problem: str, cause: Cause) -> None:

@@ -17,6 +17,7 @@ from raytrials import settings
 from raytrials.core.event import DriverDetached, Event
 from raytrials.core.fold import apply
 from raytrials.core.state import ExperimentState, TrialRecord
+from raytrials.errors import StorageError
 from raytrials.store import snapshot as snapshots
 from raytrials.store.clock import Clock, SystemClock
 from raytrials.store.disk import Disk
@@ -174,6 +175,15 @@ class Chronicle:
         else:
             self._journal.await_durable(seq, then)
 
+    def settle(self) -> bool:
+        """Wait until everything recorded is durable; return whether it is."""
+        if self._journal is None:
+            return True
+        if self._pump is None:
+            self._journal.sync()
+            return True
+        return self._journal.wait_durable(CLOSE_S)
+
     @property
     def is_awaited(self) -> bool:
         """Whether something waits for an event that is not durable."""
@@ -216,10 +226,9 @@ class Chronicle:
         self._snapshot_seq = journal.seq
         self._snapshot_s = self._clock.monotonic()
         if at_once:
-            if self._pump is None:
-                journal.sync()
-            else:
-                journal.wait_durable(settings.STORAGE_RETRY_S.get())
+            if not self.settle():
+                detail = f"it did not take the journal in {CLOSE_S:.0f} s"
+                raise StorageError("writing", self._home, "unavailable", detail)
             self._write(name, data)
             return
         self._is_writing = True

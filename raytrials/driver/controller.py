@@ -265,7 +265,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             logger.warning("Could not look for older checkpoints of %s.", trial, exc_info=True)
             return
         for path in paths:
-            self._retention.retire(path, trial.storage.disk, trial.kept_paths)
+            trial.retire(path)
 
     def _set_status_quietly(self, trial: Trial, status: str) -> None:
         """Change the status of a trial without an actor; it keeps its one place in the queue."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from raytrials import _ray, settings
 from raytrials.core.retention import Retired, due
+from raytrials.errors import IllegalEventError
 from raytrials.store.checkpoint import REMOVED, STAGING, Verdict, delete, index_in, inspect
 from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of
@@ -21,6 +23,8 @@ from raytrials.store.sweep import LEAST_AGE_S, sweep
 
 logger = logging.getLogger(__name__)
 
+AwaitDurable = Callable[[int, Callable[[], object]], object]
+"""Takes the number of an event, and what to call when it is durable."""
 
 UPLOAD_RETRY_S = 3.0
 """How long one upload of the driver's files tries again; the next one follows soon."""
@@ -80,11 +84,15 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Job:
-    """One deletion: of what, where, and what tells which checkpoints of the trial stay."""
+    """One deletion: of what, where, which checkpoints of the trial stay, and who is told first.
+
+    `forget` records the deletion, and returns the number of the event that has to be durable.
+    """
 
     retired: Retired
     disk: Disk
     kept: Callable[[], Sequence[str]]
+    forget: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ class Retention:
         syncer: knows which state is on storage.
         in_use: returns the paths that some trial is restored from, or may be.
         unverified: paths of checkpoints that have no manifest and count as whole.
+        await_durable: calls back when an event of the journal is durable.
     """
 
     def __init__(
@@ -150,24 +159,42 @@ class Retention:
         syncer: StateSyncer,
         in_use: Callable[[], set[str]],
         unverified: Collection[str] = (),
+        await_durable: AwaitDurable = lambda _, then: then(),
     ) -> None:
         self._syncer = syncer
         self._in_use = in_use
         self._unverified = unverified
+        self._await_durable = await_durable
+        self._committed: dict[str, int] = {}
         self._waiting: dict[str, _Job] = {}
         self._running: dict[Future[None], _Job] = {}
         self._next_s = 0.0
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytrials-delete")
 
-    def retire(self, path: str, disk: Disk, kept: Callable[[], Sequence[str]]) -> None:
+    def committed(self, path: str) -> None:
+        """Note that a checkpoint was committed: no state that was written before names it."""
+        self._committed[path] = self._syncer.written
+
+    def retire(
+        self,
+        path: str,
+        disk: Disk,
+        kept: Callable[[], Sequence[str]],
+        forget: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Delete a checkpoint once nothing asks for it.
 
         Args:
             path: of its directory.
             disk: where it is.
             kept: returns the paths of the trial's checkpoints that stay, the newest last.
+            forget: records the deletion, and returns the number of the event that has to be durable
+                before it, 0 for none.
         """
-        self._waiting[path] = _Job(Retired(path, self._syncer.written), disk, kept)
+        written = self._syncer.written
+        since = -1 if self._committed.pop(path, None) == written else written
+        self._waiting[path] = _Job(Retired(path, since), disk, kept, forget)
 
     def sweep(self, leftovers: Leftovers) -> None:
         """Delete what earlier attempts of a trial left half done."""
@@ -196,6 +223,15 @@ class Retention:
             return
         for one in due(retired, self._syncer.durable, in_use):
             job = self._waiting.pop(one.path)
+            try:
+                seq = job.forget()
+            except IllegalEventError as error:
+                logger.warning("The checkpoint %s stays: %s", one.path, error)
+                continue
+            self._await_durable(seq, functools.partial(self._submit, job))
+
+    def _submit(self, job: _Job) -> None:
+        if not self._is_closed:
             self._running[self._pool.submit(self._delete, job, job.kept())] = job
 
     def finish(self) -> None:
@@ -207,6 +243,7 @@ class Retention:
 
     def close(self) -> None:
         """Wait for what runs, and start nothing more."""
+        self._is_closed = True
         self._pool.shutdown()
 
     def _collect(self) -> None:
@@ -216,7 +253,7 @@ class Retention:
             if error is not None:
                 # It is tried again after the next state; at worst it is a leftover.
                 logger.warning("Could not delete the checkpoint %s: %s", job.retired.path, error)
-                self.retire(job.retired.path, job.disk, job.kept)
+                self.retire(job.retired.path, job.disk, job.kept, job.forget)
 
     def _delete(self, job: _Job, kept: Sequence[str]) -> None:
         if not any(self._is_whole(job.disk, path) for path in reversed(kept)):

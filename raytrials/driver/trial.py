@@ -10,6 +10,7 @@ under the key `raytrials`, which Ray without us carries along unread.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 import uuid
@@ -22,7 +23,8 @@ from ray import exceptions
 from raytrials import _ray
 from raytrials.core.fault import Cause, Charge, ChargedFault, Fault, Phase
 from raytrials.core.retry import Decision, History, RetryPolicy, Since
-from raytrials.driver import errorfile, probe
+from raytrials.core.status import Status
+from raytrials.driver import errorfile, probe, recording
 from raytrials.driver.account import (
     NOT_DECIDED,
     STATE,
@@ -39,6 +41,7 @@ from raytrials.store.manifest import index_of
 
 if TYPE_CHECKING:
     from raytrials.driver.checkpoints import Checkpoints
+    from raytrials.driver.chronicle import Chronicle
     from raytrials.driver.retention import Retention
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class FitContext:
             another experiment of this process may have taken the name since.
         checkpoints: names, chooses and takes over the trials' checkpoints.
         retention: deletes those that are put out; set when the controller has its storage.
+        chronicle: where all that happens is recorded; set when the controller has its storage.
         experiment: id of the experiment; the same over all its drivers and moves.
     """
 
@@ -75,6 +79,7 @@ class FitContext:
     trainable_name: str | None = None
     trainable_cls: type | None = None
     retention: Retention | None = None
+    chronicle: Chronicle | None = None
     experiment: str = ""
 
 
@@ -108,6 +113,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         rerun_until: iterations up to this one are run again and not told again, 0 for none.
         told_decision: what the scheduler decided then; None once it has been acted on.
         first_index: the first index that the present attempt may give to a checkpoint.
+        assigned_seq: number of the event that has to be durable before an actor is requested.
         latest_error: the typed error of the latest failure that was booked by this driver.
     """
 
@@ -120,6 +126,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     rerun_until: int = 0
     told_decision: str | None = None
     first_index: int = 0
+    assigned_seq: int = 0
     latest_error: TrialError | None = None
     _failed_s: float = 0.0
     _suspects: tuple[tuple[str, float], ...] = ()
@@ -141,6 +148,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self.context.checkpoints.name_attempt(self)
             self.sweep_leftovers()
             self.invalidate_json_state()
+            self.assigned_seq = recording.assigned(self)
 
     def sweep_leftovers(self) -> None:
         """Delete what earlier attempts left half done, as far as none of them can be at work."""
@@ -203,13 +211,23 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         """A committed checkpoint arrived; those that it puts out go when nothing needs them."""
         index = index_of(checkpoint_result.checkpoint.path.rpartition("/")[2])
         if index is not None:
+            recording.committed(self, index, checkpoint_result)
+            if self.context.retention is not None:
+                self.context.retention.committed(checkpoint_result.checkpoint.path)
             self.storage.current_checkpoint_index = index
             self.account.next_index = max(self.account.next_index, index + 1)
         for path in _ray.register_checkpoint(self, checkpoint_result):
-            if self.context.retention is not None and path.startswith(f"{self.path}/"):
-                self.context.retention.retire(path, self.storage.disk, self.kept_paths)
+            if path.startswith(f"{self.path}/"):
+                self.retire(path)
         self.invalidate_json_state()
         self.run_metadata.invalidate_cache()
+
+    def retire(self, path: str) -> None:
+        """Have a checkpoint of the trial deleted when nothing asks for it any more."""
+        if self.context.retention is not None:
+            index = index_of(path.rpartition("/")[2])
+            forget = functools.partial(recording.deleted, self, -1 if index is None else index)
+            self.context.retention.retire(path, self.storage.disk, self.kept_paths, forget)
 
     def kept_paths(self) -> list[str]:
         """Return the paths of the trial's checkpoints, the latest one last."""
@@ -232,6 +250,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self._came(progressed=True)
 
     def _on_restored(self) -> None:
+        recording.restored(self)
         self.phase = Phase.RUNNING
         self._forget_probe()
         self._came(restored=True)
@@ -267,7 +286,13 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     def on_paused(self) -> None:
         """The decision to pause was acted on; what comes after the pause is new."""
+        recording.paused(self)
         self.told_decision = None
+
+    def set_config(self, config: dict[str, Any]) -> None:
+        """Take another config, as a scheduler gives it."""
+        super().set_config(config)
+        recording.config_changed(self)
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -326,6 +351,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         cause, certain = self.context.cluster.verdict(fault.cause, node_id)
         if certain and not self.open_charges:
             self._book(fault, cause, error)
+            if not self.should_recover():
+                recording.finished(self, Status.FAILED, self.account.faults[-1].reason)
             return
         limit_s = self.context.charge_decision_s
         if fault.cause is Cause.WORKER_DIED:
@@ -340,6 +367,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             history=self.account.history,
             delay_s=self._delay_while_open_s(),
         )
+        undecided = ChargedFault.book(fault, Charge.FREE, NOT_DECIDED)
+        recording.fault(self, undecided, self.account.history, decided=False)
         self.invalidate_json_state()
 
     def settle(self, *, at_once: bool = False) -> tuple[ChargedFault, ...]:
@@ -358,8 +387,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             if not certain and not at_once and time.monotonic() < charge.until_s:
                 break
             self.open_charges = self.open_charges[1:]
-            booked.append(self._book(charge.fault, cause, charge.error))
-            self._set_history(charge.since.applied_to(self.account.history))
+            booked.append(self._book(charge.fault, cause, charge.error, charge.since))
         return tuple(booked)
 
     def settle_undecided(self) -> tuple[ChargedFault, ...]:
@@ -374,8 +402,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         for fault, since in self.account.take_undecided():
             self.context.cluster.look()
             cause, _ = self.context.cluster.verdict(fault.cause, fault.node_id)
-            booked.append(self._book(fault, cause, fault.to_error()))
-            self._set_history(since.applied_to(self.account.history))
+            booked.append(self._book(fault, cause, fault.to_error(), since))
         return tuple(booked)
 
     def _delay_while_open_s(self) -> float:
@@ -402,15 +429,20 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             history = charge.since.applied_to(history)
         return False
 
-    def _book(self, fault: Fault, cause: Cause, error: TrialError) -> ChargedFault:
+    def _book(
+        self, fault: Fault, cause: Cause, error: TrialError, since: Since | None = None
+    ) -> ChargedFault:
+        """Book a fault; `since` is what came after it, if its charge was open."""
         fault = dataclasses.replace(fault, cause=cause)
         error = _with_cause(error, cause)
         self.account.may_be_alive |= cause in _WORKER_UNSEEN
         decision = self.context.policy.decide(fault, self.account.history)
         self._decision = decision
         charged = ChargedFault.book(fault, decision.charge, decision.reason)
+        history = (since or Since()).applied_to(decision.history)
+        recording.fault(self, charged, history, settles=since is not None)
         self.account.booked(charged)
-        self._set_history(decision.history)
+        self._set_history(history)
         self.latest_error = error
         self.invalidate_json_state()
         if self.local_path:
@@ -420,7 +452,9 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     def book_free(self, fault: Fault, charge: Charge, reason: str) -> None:
         """Book a fault that ends no attempt and spends no budget."""
-        self.account.booked(ChargedFault.book(fault, charge, reason))
+        charged = ChargedFault.book(fault, charge, reason)
+        recording.fault(self, charged, self.account.history, ends_attempt=False)
+        self.account.booked(charged)
         self.invalidate_json_state()
 
     def should_recover(self) -> bool:
@@ -525,6 +559,7 @@ _IN_MEMORY = (
     "rerun_until",
     "told_decision",
     "first_index",
+    "assigned_seq",
     "latest_error",
     "_failed_s",
     "_suspects",

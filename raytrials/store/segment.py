@@ -85,6 +85,7 @@ class Reading:
         directory: of the segments.
         after: number of the last event that is known already.
         retry_s: how long a storage that fails is tried again.
+        wanted: what the lines of the events have to match that are given; None for all.
 
     Attributes:
         seq: number of the last event so far.
@@ -98,7 +99,15 @@ class Reading:
         StorageError: the storage failed for good.
     """
 
-    def __init__(self, disk: Disk, directory: str, *, after: int = 0, retry_s: float = 0) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        after: int = 0,
+        retry_s: float = 0,
+        wanted: re.Pattern[bytes] | None = None,
+    ) -> None:
         self.seq = after
         self.damage: list[Damage] = []
         self.fenced = 0
@@ -106,6 +115,7 @@ class Reading:
         self._directory = directory
         self._after = after
         self._retry_s = retry_s
+        self._wanted = wanted
         self._hole: tuple[int, JournalCorruptError] | None = None
         self._seen = 0
 
@@ -170,7 +180,7 @@ class Reading:
         for offset, line in _lines(data):
             try:
                 seq = _seq_in(line, segment.epoch)
-                record = decode(line) if seq == self.seq + 1 else None
+                record = self._decode(seq, line)
             except NotARecordError as error:
                 held = max(held, error.holds)
                 bad = bad or Damage(segment.name, offset, len(data) - offset, str(error))
@@ -185,13 +195,19 @@ class Reading:
             if bad is not None:
                 self._pass_over(bad, offset)
                 bad, held = None, 0
+            self.seq = max(self.seq, seq)
             if record is not None:
-                self.seq = seq
                 yield record
         if bad is not None and held > self.seq and (limit is None or self.seq + 1 < limit):
             self._note_hole(bad, held + 1)
         elif bad is not None:
             self._pass_over(bad, len(data))
+
+    def _decode(self, seq: int, line: bytes) -> Record | None:
+        """Return the event if it is the next one, and wanted."""
+        if seq != self.seq + 1 or (self._wanted and not self._wanted.search(line)):
+            return None
+        return decode(line)
 
     def _load(self, segment: Segment) -> bytes:
         path = f"{self._directory}/{segment.name}"

@@ -1,0 +1,393 @@
+"""Ray's trial controller with a chronicle: it records what happens, and goes on from it.
+
+Here is what an experiment is over its drivers: how it begins, what is taken over from a driver
+before, what a trial waits for, and how it ends. What failures cost is in
+`raytrials.driver.controller`, which is made of this.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import ray
+from ray.tune import ResumeConfig
+
+import raytrials
+from raytrials import _ray
+from raytrials.core.event import (
+    DriverAttached,
+    ExperimentCreated,
+    StateLost,
+    TrialImported,
+    TrialResumed,
+)
+from raytrials.core.state import TrialRecord
+from raytrials.core.status import Status
+from raytrials.driver import recording
+from raytrials.driver.announcing import Announcer
+from raytrials.driver.chronicle import Chronicle
+from raytrials.driver.rebuild import forget_progress, record_of, trial_of
+from raytrials.driver.resume import kind_for, replay_stopper, rows_of
+from raytrials.driver.search import Search
+from raytrials.driver.trial import FitContext, Trial, adopt
+from raytrials.errors import ExperimentExistsError, UnpicklableStateError
+from raytrials.store.location import disk_of
+from raytrials.store.recovery import Recovered
+from raytrials.store.segment import Damage
+
+logger = logging.getLogger(__name__)
+
+SEARCHER, STOPPER = "searcher", "stopper"
+
+RAY_STATE_S = 60.0
+"""How often Ray's own state is written, unless `TUNE_GLOBAL_CHECKPOINT_S` says otherwise."""
+
+
+class RecordedController(_ray.TuneController):  # type: ignore[misc]
+    """Ray's trial controller, with a chronicle.
+
+    Args:
+        context: what all trials of this `fit()` share.
+        resume_config: what is to be resumed, None for a new experiment.
+        **kwargs: as Ray's.
+    """
+
+    # Ray's
+    _callbacks: Any
+    _checkpoint_period: Any
+    _search_alg: Any
+    _stopper: Any
+
+    def __init__(
+        self, context: FitContext, resume_config: ResumeConfig | None = None, **kwargs: Any
+    ) -> None:
+        self._context = context
+        self._search: Search | None = None
+        self._waiting: dict[Trial, Callable[[Trial], None]] = {}
+        self._resumed_first: set[Trial] = set()
+        self._lost: set[str] = set()
+        self._stop_reason = ""
+        if not os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
+            kwargs.setdefault("checkpoint_period", RAY_STATE_S)
+        super().__init__(**kwargs)
+        self._disk = disk_of(self._storage.storage_filesystem)
+        self._chronicle = context.chronicle = context.make_chronicle(
+            self._disk, self._storage.experiment_fs_path
+        )
+        self._announcer = Announcer(self._callbacks, self._chronicle)
+        self._callbacks = self._announcer
+        self._resume_config = resume_config
+
+    def _begin(self, total_num_samples: int) -> None:
+        """Begin the journal of a new experiment."""
+        if self._chronicle.has_events():
+            raise ExperimentExistsError(self._storage.experiment_fs_path)
+        self._context.experiment = self._context.experiment or uuid.uuid4().hex
+        # From the user's own source of randomness: what they seeded decides here too.
+        seed = int(np.random.randint(0, 2**31 - 1))  # noqa: NPY002 - the global one is meant
+        self._chronicle.open()
+        self._chronicle.record(
+            ExperimentCreated(
+                self._context.experiment,
+                self._storage.experiment_dir_name,
+                seed,
+                self._context.param_space,
+            )
+        )
+        self._attach(total_num_samples, ())
+        self._search = Search(self._search_alg, seed, self._chronicle.record)
+        self._chronicle.take_snapshot(self._parts(), at_once=True)
+
+    def _attach(self, total_num_samples: int | None, damage: tuple[Damage, ...]) -> None:
+        samples = total_num_samples if total_num_samples and total_num_samples > 0 else None
+        versions = {
+            "python": sys.version.split()[0],
+            "ray": ray.__version__,
+            "raytrials": raytrials.__version__,
+        }
+        self._chronicle.record(
+            DriverAttached(
+                socket.gethostname(),
+                os.getpid(),
+                samples,
+                _ray.max_concurrent_of(self._search_alg),
+                self._metric,
+                getattr(self._search_alg, "mode", None),
+                versions,
+                tuple(one.to_json() for one in damage),
+            )
+        )
+
+    def _parts(self) -> Mapping[str, bytes]:
+        """Return what belongs into a snapshot beside the state."""
+        parts = {}
+        makers: dict[str, Callable[[], bytes]] = {
+            STOPPER: lambda: bytes(_ray.cloudpickle.dumps(self._stopper))
+        }
+        if self._search is not None:
+            makers[SEARCHER] = self._search.dump
+        for name, dump in makers.items():
+            try:
+                parts[name] = dump()
+            except UnpicklableStateError as error:
+                self._note_lost(name, str(error))
+            except Exception as error:  # noqa: BLE001 - the user's class may do anything
+                self._note_lost(name, f"it cannot be pickled: {error}")
+        return parts
+
+    def _note_lost(self, part: str, detail: str) -> None:
+        """Surface that a part's state is not kept, once: at once, and in the result."""
+        if part not in self._lost:
+            self._lost.add(part)
+            self._chronicle.record(StateLost(part, detail))
+            logger.error(
+                "The state of the %s is not saved: %s. Trials are; a restored run will not "
+                "continue the %s exactly.",
+                part,
+                detail,
+                part,
+            )
+
+    # --- going on --------------------------------------------------------------------------------
+
+    def _go_on(self, resume_config: ResumeConfig) -> None:
+        """Take over what the driver before has left.
+
+        Raises:
+            JournalCorruptError: events are lost that nothing else holds; nothing was written.
+        """
+        if not self._chronicle.has_events():
+            self._import(resume_config)
+            return
+        recovered = self._chronicle.recover()
+        state = recovered.state
+        self._context.experiment = state.experiment
+        lost = self._recall(recovered)
+        trials = self._rebuild(list(state.trials.values()))
+        if trials:
+            self._storage._timestamp = trials[0].storage._timestamp  # noqa: SLF001 - as Ray does
+        self._chronicle.open()
+        self._attach(self._search_alg.total_samples, recovered.damage)
+        for part, detail in lost:
+            self._note_lost(part, detail)
+        self._context.checkpoints.restored(trials)
+        self._decide_what_was_open(trials, resume_config)
+        for trial in trials:
+            self._apply_resume(trial, kind_for(trial.status, resume_config))
+            self.add_trial(trial)
+        self._resumed_first = {one for one in trials if one.status == Trial.PENDING}
+        self._tell_of_ends(trials)
+        self._restore_callbacks()
+        self._chronicle.take_snapshot(self._parts(), at_once=True)
+
+    def _import(self, resume_config: ResumeConfig) -> None:
+        """Go on with an experiment that was begun without a journal."""
+        super().resume(resume_config)
+        self._chronicle.open()
+        self._chronicle.record(
+            ExperimentCreated(
+                self._context.experiment,
+                self._storage.experiment_dir_name,
+                int(np.random.randint(0, 2**31 - 1)),  # noqa: NPY002 - as in `_begin`
+                self._context.param_space,
+            )
+        )
+        self._attach(self._search_alg.total_samples, ())
+        for trial in self._trials:
+            self._chronicle.record(TrialImported(trial.trial_id, record_of(trial).to_json()))
+        self._resumed_first = {one for one in self._trials if one.status == Trial.PENDING}
+        seed = self._chronicle.state.seed
+        self._search = Search(self._search_alg, seed, self._chronicle.record)
+        self._chronicle.take_snapshot(self._parts(), at_once=True)
+
+    def _recall(self, recovered: Recovered) -> list[tuple[str, str]]:
+        """Bring searcher and stopper to where they were; return what did not come back so."""
+        lost = [(part, detail) for part, detail in recovered.state.lost.items()]
+        search = Search(self._search_alg, recovered.state.seed, self._chronicle.record)
+        self._search = search
+        if SEARCHER in recovered.parts:
+            try:
+                search.load(recovered.parts[SEARCHER])
+                diverged = search.replay(recovered.tail, recovered.results)
+                lost += [(SEARCHER, f"{one}: {detail}") for one, detail in diverged[:1]]
+            except Exception as error:
+                logger.exception("The searcher did not come back.")
+                lost.append((SEARCHER, f"it did not come back: {error}"))
+        elif SEARCHER not in recovered.state.lost:
+            lost.append((SEARCHER, "no snapshot holds it"))
+        if STOPPER in recovered.parts:
+            try:
+                self._stopper = _ray.cloudpickle.loads(recovered.parts[STOPPER])
+                replay_stopper(self._stopper, recovered.tail, recovered.results)
+            except Exception as error:
+                logger.exception("The stopper did not come back.")
+                lost.append((STOPPER, f"it did not come back: {error}"))
+        return lost
+
+    def _rebuild(self, records: list[TrialRecord]) -> list[Trial]:
+        rows = rows_of(
+            self._disk,
+            self._storage.experiment_fs_path,
+            [one.trial_id for one in records if not one.is_finished and one.iteration],
+        )
+        return [
+            trial_of(
+                record,
+                rows.get(record.trial_id, ()),
+                self._storage,
+                self._trial_checkpoint_config,
+                self._context,
+            )
+            for record in records
+        ]
+
+    def _decide_what_was_open(self, trials: list[Trial], resume_config: ResumeConfig) -> None:
+        """Decide charges that were open; `raytrials.driver.controller` knows how."""
+
+    def _apply_resume(self, trial: Trial, kind: ResumeConfig.ResumeType) -> None:
+        """Let a trial run again, begin anew or stay ended, as Ray's words say."""
+        kinds = ResumeConfig.ResumeType
+        record = self._chronicle.trial(trial.trial_id)
+        if kind == kinds.SKIP:
+            if not record.is_finished:
+                reason = "it is not resumed, by order"
+                recording.finished(trial, Status.ABORTED, reason)
+                trial.set_status(Trial.TERMINATED)
+            return
+        if kind == kinds.RESTART:
+            if not record.is_finished:
+                recording.finished(trial, Status.ABORTED, "it is restarted, by order")
+            forget_progress(trial)
+        if record.is_finished:
+            self._chronicle.record(TrialResumed(trial.trial_id, kind == kinds.RESTART))
+            trial.renew_budgets()
+        trial.run_metadata.error_filename = None
+        trial.run_metadata.pickled_error_filename = None
+        trial.set_status(Trial.PENDING)
+
+    def _tell_of_ends(self, trials: list[Trial]) -> None:
+        """Tell the searcher of trials that ended when their driver had no time for it."""
+        for trial in trials:
+            record = self._chronicle.trial(trial.trial_id)
+            if record.is_finished and not record.told_complete:
+                self._tell_complete(trial, error=record.status is Status.FAILED)
+
+    def _tell_complete(self, trial: Trial, *, error: bool) -> None:
+        result = None if error else _ray.flatten_dict(trial.last_result)
+        if self._search is not None:
+            self._search.on_complete(trial.trial_id, error=error)
+        self._search_alg.on_trial_complete(trial.trial_id, result=result or None, error=error)
+
+    def _restore_callbacks(self) -> None:
+        """Give callbacks the state that Ray saved for them, as far as it can be read."""
+        try:
+            self._checkpoint_manager.sync_down_experiment_state()
+            directory = self._storage.experiment_driver_staging_path
+            if self._callbacks.can_restore(directory):
+                self._callbacks.restore_from_dir(directory)
+        except Exception as error:
+            logger.exception("The callbacks did not come back.")
+            self._note_lost("callbacks", f"they did not come back: {error}")
+
+    # --- trials ----------------------------------------------------------------------------------
+
+    def add_trial(self, trial: _ray.Trial) -> None:
+        """Add a trial, whichever searcher made it, as one of ours; a new one is recorded first."""
+        trial = adopt(trial, self._context)
+        if self._chronicle.is_open and recording.known(trial) is None:
+            if self._placeholder_resolvers:
+                trial.resolve_config_placeholders(self._placeholder_resolvers)
+            trial.create_placement_group_factory()
+            trial.init_local_path()
+            recording.added(trial)
+        super().add_trial(trial)
+
+    def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:  # noqa: ARG002, FBT001, FBT002 - Ray's signature
+        # Ray's waits in here when nothing runs; the loop comes again by itself.
+        trial = self._search.next_trial() if self._search is not None else None
+        if trial:
+            self.add_trial(trial)
+        return bool(trial)
+
+    def _maybe_update_trial_queue(self) -> None:
+        """Sample trials as Ray does, when all that were there before have started."""
+        self._resumed_first = {
+            one
+            for one in self._resumed_first
+            if one.status == Trial.PENDING and one not in self._trial_to_actor
+        }
+        if not self._resumed_first:
+            super()._maybe_update_trial_queue()
+
+    def _is_cleared(self, trial: Trial, start: Callable[[Trial], None]) -> bool:
+        """Whether an actor may be requested for a trial; otherwise `start` is called when it may.
+
+        There is room for it, and the number of its attempt is durable.
+        """
+        limit = self._chronicle.state.max_concurrent
+        if limit is None or len(self._trial_to_actor) < limit:
+            trial.init_local_path()  # the attempt's names are looked for in its directory
+            trial.begin_attempt()
+            if self._chronicle.is_durable(trial.assigned_seq):
+                self._waiting.pop(trial, None)
+                return True
+            self._chronicle.await_durable(trial.assigned_seq)
+        self._waiting[trial] = start
+        return False
+
+    def _start_waiting(self) -> None:
+        """Request actors for the trials that may have them by now, in their order."""
+        for trial, start in list(self._waiting.items()):
+            if trial.status != Trial.PENDING or trial in self._trial_to_actor:
+                self._waiting.pop(trial, None)
+            else:
+                start(trial)
+
+    def on_step_begin(self) -> None:
+        """Go on with what waited for the journal."""
+        super().on_step_begin()
+        self._chronicle.tick(self._parts)
+        self._start_waiting()
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def stop_trial(self, trial: Trial) -> None:
+        """Stop a trial as Ray does; that it ended is recorded before anybody is told."""
+        if not trial.is_finished():
+            recording.finished(trial, Status.SUCCEEDED, "it came to its end, or was stopped")
+            if self._search is not None:
+                self._search.on_complete(trial.trial_id, error=False)
+        super().stop_trial(trial)
+
+    def _stop_experiment_if_needed(self) -> None:
+        before = {one for one in self._live_trials if not one.is_finished()}
+        super()._stop_experiment_if_needed()
+        # After `fail_fast` they are interrupted, not ended: a resume goes on with them.
+        if not (self._fail_fast and self._has_errored) and not self._should_stop_experiment:
+            for trial in before:
+                if trial.status == Trial.TERMINATED:
+                    recording.finished(trial, Status.ABORTED, "the whole experiment was stopped")
+
+    def _create_checkpoint_manager(self) -> Any:
+        # The journal makes up for what Ray's own state does not know yet.
+        return _ray.checkpoint_manager_of(self)
+
+    def settle(self) -> None:
+        """Wait until everything recorded so far is durable, and go on with what waited for it."""
+        self._chronicle.settle()
+        self._chronicle.tick(lambda: {})
+
+    def cleanup(self) -> None:
+        """Clean up as Ray does; what is done to trials from here on is no end of theirs."""
+        reason = "done" if self.is_finished() else "stopped before all trials had ended"
+        self.settle()
+        self._chronicle.close(reason)
+        self._announcer.flush()
+        super().cleanup()
