@@ -1,4 +1,4 @@
-"""Public test kit: a clock, a cluster and storage that break on plan, and what storage has to pass.
+"""Public test kit: what breaks on plan, what storage has to pass, and the oracle of a run.
 
 No Ray here, and nothing that product code may import. `conformance` is written for pytest, and does
 not need it to be imported.

@@ -138,6 +138,19 @@ class SchedulerActed(Event):
         object.__setattr__(self, "arguments", plain(list(self.arguments)))
 
 
+@dataclass(frozen=True)
+class StateLost(Event):
+    """The state of a part cannot be saved, or did not come back as it was: no more exact.
+
+    Attributes:
+        part: `searcher`, `scheduler`, `stopper` or `callbacks`.
+        detail: what happened.
+    """
+
+    part: str
+    detail: str
+
+
 # --- a trial -----------------------------------------------------------------------------------
 
 
@@ -174,14 +187,31 @@ class TrialAdded(TrialEvent):
 
 
 @dataclass(frozen=True)
+class TrialImported(TrialEvent):
+    """The trial was there before the journal: vanilla Ray ran it.
+
+    Attributes:
+        record: what is known of it, as :meth:`raytrials.core.state.TrialRecord.to_json` gives it.
+    """
+
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record", plain(dict(self.record)))
+
+
+@dataclass(frozen=True)
 class RunnerAssigned(TrialEvent):
     """The trial was bound to a place to run, and its actor is about to be requested.
 
     Attributes:
         runner: id of the runner, or the word for one that is bound late.
+        attempt: the number that the next attempt has, whether or not its start is ever recorded; 0
+            if none is reserved.
     """
 
     runner: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -382,13 +412,16 @@ class TrialFinished(TrialEvent):
     Attributes:
         status: which end.
         reason: in words.
+        analysis: of its metrics over all results: by metric, then `max`, `min`, `avg` and so on.
     """
 
     status: Status
     reason: str = ""
+    analysis: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", Status(self.status))
+        object.__setattr__(self, "analysis", plain(dict(self.analysis)))
 
     def to_data(self) -> dict[str, Any]:
         """See :meth:`Event.to_data`."""
@@ -413,7 +446,9 @@ EVENTS: Mapping[str, type[Event]] = {
         DriverAttached,
         DriverDetached,
         SchedulerActed,
+        StateLost,
         TrialAdded,
+        TrialImported,
         RunnerAssigned,
         AttemptStarted,
         AttemptRestored,

@@ -19,8 +19,10 @@ from raytrials.core.event import (
     ExperimentCreated,
     Record,
     SchedulerActed,
+    StateLost,
     TrialAdded,
     TrialEvent,
+    TrialImported,
 )
 from raytrials.core.state import ExperimentState, TrialRecord
 from raytrials.core.status import Status
@@ -107,6 +109,11 @@ def _on_acted(state: ExperimentState, record: Record, event: SchedulerActed) -> 
         raise illegal(state, record, "there is no such trial")
 
 
+def _on_lost(state: ExperimentState, record: Record, event: StateLost) -> None:
+    _require_driver(state, record)
+    state.lost[event.part] = event.detail
+
+
 def _interrupt(state: ExperimentState, record: Record) -> None:
     for trial_id in state.running:
         trial = state.trials[trial_id]
@@ -127,6 +134,7 @@ _OF_EXPERIMENT: Mapping[type[Event], Callable[[ExperimentState, Record, Any], No
     DriverAttached: _on_attached,
     DriverDetached: _on_detached,
     SchedulerActed: _on_acted,
+    StateLost: _on_lost,
 }
 
 
@@ -137,6 +145,8 @@ def _apply_to_trial(state: ExperimentState, record: Record, event: TrialEvent) -
     _require_driver(state, record)
     if isinstance(event, TrialAdded):
         trial = _added(state, record, event)
+    elif isinstance(event, TrialImported):
+        trial = _imported(state, record, event)
     else:
         found = state.trials.get(event.trial_id)
         if found is None:
@@ -161,5 +171,20 @@ def _added(state: ExperimentState, record: Record, event: TrialAdded) -> TrialRe
         state=event.state,
         rows=[] if state.keeps_rows else None,
     )
+    state.trials[trial.trial_id] = trial
+    return trial
+
+
+def _imported(state: ExperimentState, record: Record, event: TrialImported) -> TrialRecord:
+    if event.trial_id in state.trials:
+        raise illegal(state, record, "there is such a trial already")
+    try:
+        trial = TrialRecord.from_json(event.record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise illegal(state, record, f"its record cannot be read: {error!r}") from error
+    if trial.trial_id != event.trial_id or trial.status is Status.RUNNING:
+        raise illegal(state, record, "its record is of another trial, or of a running one")
+    trial.number = len(state.trials)
+    trial.rows = [] if state.keeps_rows else None
     state.trials[trial.trial_id] = trial
     return trial

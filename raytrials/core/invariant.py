@@ -59,7 +59,8 @@ def _wrong_in_trial(trial: TrialRecord) -> Iterable[str]:
 
 
 def _wrong_in_checkpoints(trial: TrialRecord) -> Iterable[str]:
-    if any(not 0 < one.attempt <= trial.attempt for one in trial.checkpoints.values()):
+    last = max(trial.attempt, trial.reserved)
+    if any(not 0 < one.attempt <= last for one in trial.checkpoints.values()):
         yield "a checkpoint is of no attempt"
     if any(index >= trial.next_index for index in trial.checkpoints):
         yield f"a checkpoint is above {trial.next_index}, which is to be free"

@@ -52,6 +52,7 @@ class TrialRecord:
         status: where it is in its life.
         runner: what it is bound to, None if nothing.
         attempt: number of the latest attempt, 0 before the first.
+        reserved: number that an attempt may have whose start was not recorded; 0 for none.
         node_id: where that runs or ran.
         pid: its process there.
         from_iteration: what that attempt continued from.
@@ -76,6 +77,8 @@ class TrialRecord:
         told_iteration: of the latest result that the searcher was told, 0 for none.
         told_complete: whether the searcher was told of its end.
         reason: of its end, in words.
+        analysis: of its metrics, as in :class:`raytrials.core.event.TrialFinished`; empty before.
+        unverified: names of checkpoints that vanilla Ray made, which have no manifest.
         started_s: when its first attempt started, seconds since the Unix epoch; None before.
         ended_s: when it ended, likewise.
         rows: its history, None where it is not kept.
@@ -91,6 +94,7 @@ class TrialRecord:
     status: Status = Status.PENDING
     runner: str | None = None
     attempt: int = 0
+    reserved: int = 0
     node_id: str | None = None
     pid: int | None = None
     from_iteration: int = 0
@@ -113,6 +117,8 @@ class TrialRecord:
     told_iteration: int = 0
     told_complete: bool = False
     reason: str = ""
+    analysis: Mapping[str, Any] = field(default_factory=dict)
+    unverified: list[str] = field(default_factory=list)
     started_s: float | None = None
     ended_s: float | None = None
     rows: list[Row] | None = None
@@ -142,6 +148,7 @@ class TrialRecord:
             **values,
             "status": str(self.status),
             "checkpoints": [list(one.__dict__.values()) for one in self.checkpoints.values()],
+            "bad": dict(self.bad),
             "faults": [fault.to_json() for fault in self.faults],
             "undecided": [
                 [number, since.restored, since.progressed]
@@ -158,13 +165,14 @@ class TrialRecord:
             **{name: data[name] for name in _PLAIN},
             status=Status(data["status"]),
             checkpoints={one.index: one for one in checkpoints},
+            bad=dict(data["bad"]),
             faults=[ChargedFault.from_json(fault) for fault in data["faults"]],
             undecided={number: Since(*rest) for number, *rest in data["undecided"]},
             history=History(**data["history"]),
         )
 
 
-_OWN_FORM = {"status", "checkpoints", "faults", "undecided", "history"}
+_OWN_FORM = {"status", "checkpoints", "bad", "faults", "undecided", "history"}
 _NOT_SAVED = {"rows", "story"}
 _PLAIN = tuple(
     one.name for one in dataclasses.fields(TrialRecord) if one.name not in _OWN_FORM | _NOT_SAVED
@@ -189,6 +197,7 @@ class ExperimentState:
         max_concurrent: how many may run at once, likewise; None for no limit.
         metric: what is optimised, likewise.
         mode: `min` or `max`, likewise.
+        lost: parts whose state is not exact any more, and what happened to them.
         reason: why the latest driver went, "" if it did not say.
         ignored: how many events of drivers were ignored that had been replaced.
         trials: in the order in which they were added.
@@ -209,6 +218,7 @@ class ExperimentState:
     max_concurrent: int | None = None
     metric: str | None = None
     mode: str | None = None
+    lost: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     ignored: int = 0
     trials: dict[str, TrialRecord] = field(default_factory=dict)
@@ -217,13 +227,13 @@ class ExperimentState:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values of the experiment itself; its trials are saved one by one."""
-        return {name: getattr(self, name) for name in _OF_EXPERIMENT}
+        return {**{name: getattr(self, name) for name in _OF_EXPERIMENT}, "lost": dict(self.lost)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], trials: Sequence[TrialRecord]) -> ExperimentState:
         """Return what :meth:`to_json` gave, with the trials in their order."""
         return cls(
-            **{name: data[name] for name in _OF_EXPERIMENT},
+            **{**{name: data[name] for name in _OF_EXPERIMENT}, "lost": dict(data["lost"])},
             trials={trial.trial_id: trial for trial in trials},
             running={trial.trial_id for trial in trials if trial.status is Status.RUNNING},
         )

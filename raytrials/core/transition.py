@@ -63,6 +63,9 @@ class Step(NamedTuple):
 
 
 def _on_assigned(step: Step, event: RunnerAssigned) -> None:
+    latest = step.trial.attempt
+    step.require(event.attempt == 0 or event.attempt > latest, f"its latest attempt is {latest}")
+    step.trial.reserved = event.attempt
     step.trial.runner = event.runner
     step.enter(Status.SCHEDULED)
 
@@ -154,9 +157,11 @@ def _on_reported(step: Step, event: ResultReported) -> None:
 
 def _require_attempt(step: Step, attempt: int) -> None:
     """A running trial hears of its own attempt alone; one at rest may learn of what it missed."""
-    latest = step.trial.attempt
+    trial = step.trial
+    latest = trial.attempt
     step.require(
-        0 < attempt <= latest and (attempt == latest or step.trial.status is not Status.RUNNING),
+        0 < attempt == latest
+        or (trial.status is not Status.RUNNING and 0 < attempt <= max(latest, trial.reserved)),
         f"its attempt is {latest}",
     )
 
@@ -164,9 +169,10 @@ def _require_attempt(step: Step, attempt: int) -> None:
 def _on_committed(step: Step, event: CheckpointCommitted) -> None:
     trial = step.trial
     name = f"checkpoint_{event.index:06d}"
-    step.require(0 < event.attempt <= trial.attempt, f"its attempt is {trial.attempt}")
+    last = max(trial.attempt, trial.reserved)
+    step.require(0 < event.attempt <= last, f"its attempt is {trial.attempt}")
     step.require(name not in trial.bad, f"{name} was marked bad")
-    if event.attempt == trial.attempt:
+    if event.attempt >= trial.attempt:
         step.require(event.index >= trial.next_index, f"{trial.next_index} is the next free one")
         trial.next_index = event.index + 1
     else:
@@ -262,6 +268,7 @@ def _on_finished(step: Step, event: TrialFinished) -> None:
     step.require(event.status in Status.FINISHED, f"{event.status} is no end")
     step.enter(event.status)
     step.trial.reason = event.reason
+    step.trial.analysis = event.analysis
     step.trial.is_decision_open = False
     step.trial.is_restoring = False
     step.trial.ended_s = step.record.time
@@ -273,6 +280,7 @@ def _on_resumed(step: Step, event: TrialResumed) -> None:
     trial.history = trial.history.renewed()
     trial.told_complete = False
     trial.reason = ""
+    trial.analysis = {}
     trial.ended_s = None
     if event.anew:
         trial.restored_from = None

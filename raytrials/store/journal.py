@@ -13,7 +13,6 @@ durable yet is written again, into the next segment.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import posixpath
 import threading
@@ -57,6 +56,7 @@ class Journal(ABC):
         epoch: of the driver's lease.
         seq: number of the last event that is there.
         clock: gives events their time.
+        accept: given each event before it is taken; what it raises keeps the event out.
         may_write: asked before each write; False keeps all in memory, as long as nobody knows
             whether the lease still holds.
     """
@@ -69,6 +69,7 @@ class Journal(ABC):
         epoch: int,
         seq: int,
         clock: Clock,
+        accept: Callable[[Record], object] = lambda _: None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.changed = threading.Condition()
@@ -78,6 +79,7 @@ class Journal(ABC):
         self._seq = seq
         self._durable_seq = seq
         self._clock = clock
+        self._accept = accept
         self._may_write = may_write
         self._lines: deque[_Line] = deque()
         self._barriers: deque[tuple[int, Callable[[], object]]] = deque()
@@ -92,6 +94,7 @@ class Journal(ABC):
         """Add an event, and return it in its place. Never waits, and never fails for the disk."""
         record = Record(self._seq + 1, self._epoch, round(self._clock.time(), 6), event)
         line = _Line(record.seq, encode(record), self._clock.monotonic())
+        self._accept(record)
         with self.changed:
             self._seq = record.seq
             self._lines.append(line)
@@ -311,9 +314,11 @@ class _Appended(Journal):
         with self.changed:
             appender, self._appender = self._appender, None
         if appender is not None:
-            # What it would tell of is not durable, and is written again.
-            with contextlib.suppress(OSError):
+            try:
                 appender.close()
+            except OSError:
+                # What it held is durable, or written again into the next segment.
+                logger.warning("Closing a segment in %s failed.", self._directory, exc_info=True)
 
 
 class _Uploaded(Journal):
@@ -359,6 +364,7 @@ def open_journal(  # noqa: PLR0913 - as above
     epoch: int,
     seq: int,
     clock: Clock,
+    accept: Callable[[Record], object] = lambda _: None,
     may_write: Callable[[], bool] = lambda: True,
 ) -> Journal:
     """Return the :class:`Journal` for a kind of disk.
@@ -369,4 +375,6 @@ def open_journal(  # noqa: PLR0913 - as above
         StorageError: its directory cannot be made, or the last segment not be synced.
     """
     kind = _Appended if disk.has_rename else _Uploaded
-    return kind(disk, directory, epoch=epoch, seq=seq, clock=clock, may_write=may_write)
+    return kind(
+        disk, directory, epoch=epoch, seq=seq, clock=clock, accept=accept, may_write=may_write
+    )

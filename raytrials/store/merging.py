@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 
 from raytrials.store.disk import Disk
 from raytrials.store.journal import SEGMENT_BYTES
@@ -16,8 +15,10 @@ from raytrials.store.segment import Segment, segments_among
 def merge(disk: Disk, directory: str, *, epoch: int, seq: int, retry_s: float) -> None:
     """Merge neighbouring segments of a driver's own epoch into few.
 
-    The merged segment has the name of its first part, so that it takes its place in one step; the
-    other parts are deleted in their order. Wherever that stops, every event is there.
+    The merged segment has a name of its own, with the number of its last event, so that it is never
+    written over what it is made of: a write that fails may leave half of it. The parts are deleted
+    when it is there, also those that a merge that was cut off has left. Wherever that stops, every
+    event is there.
 
     Args:
         disk: an object store.
@@ -32,14 +33,34 @@ def merge(disk: Disk, directory: str, *, epoch: int, seq: int, retry_s: float) -
     """
     files = retry(disk, "listing", directory, lambda: disk.list_files(directory), limit_s=retry_s)
     segments = [one for one in segments_among(set(files)) if one.epoch == epoch]
+    for merged in [one for one in segments if one.last]:
+        parts = [
+            one for one, last in _ended(segments) if one != merged and _is_in(one, last, merged)
+        ]
+        if parts and _is_gapless(_read(disk, directory, merged, retry_s), merged):
+            _delete(disk, directory, parts, retry_s)
+            segments = [one for one in segments if one not in parts]
+        elif parts:
+            segments.remove(merged)  # half of one: it is made again
     ended = [
-        (segment, following.first - 1, files[segment.name].size)
-        for segment, following in pairwise(segments)
-        if following.first - 1 <= seq
+        (segment, last, files[segment.name].size)
+        for segment, last in _ended(segments)
+        if last <= seq
     ]
     for group in _groups(ended):
         if len(group) > 1:
             _merge(disk, directory, group, retry_s)
+
+
+def _ended(segments: Sequence[Segment]) -> list[tuple[Segment, int]]:
+    """Return the segments that are written no more, with the number of the last event of each."""
+    following = [*(one.first - 1 for one in segments[1:]), None]
+    last = [one.last or end for one, end in zip(segments, following, strict=True)]
+    return [(one, end) for one, end in zip(segments, last, strict=True) if end is not None]
+
+
+def _is_in(part: Segment, last: int, merged: Segment) -> bool:
+    return merged.first <= part.first and last <= merged.last
 
 
 _Ended = tuple[Segment, int, int]
@@ -59,26 +80,32 @@ def _groups(ended: Iterable[_Ended]) -> Iterator[list[_Ended]]:
 
 
 def _merge(disk: Disk, directory: str, group: list[_Ended], retry_s: float) -> None:
-    parts = []
-    for segment, _, _ in group:
-        path = f"{directory}/{segment.name}"
-        read = functools.partial(disk.read, path)
-        parts.append(retry(disk, "reading", path, read, limit_s=retry_s))
-    data = b"".join(parts)
-    if not _is_gapless(data, group[0][0], group[-1][1]):
+    parts = [segment for segment, _, _ in group]
+    merged = Segment(parts[0].epoch, parts[0].first, group[-1][1])
+    data = b"".join(_read(disk, directory, part, retry_s) for part in parts)
+    if not _is_gapless(data, merged):
         return  # damaged: what finds that is a recovery, and it finds it as it is
-    path = f"{directory}/{group[0][0].name}"
+    path = f"{directory}/{merged.name}"
     retry(disk, "writing", path, lambda: disk.write(path, data), limit_s=retry_s)
-    for segment, _, _ in group[1:]:
+    _delete(disk, directory, parts, retry_s)
+
+
+def _read(disk: Disk, directory: str, segment: Segment, retry_s: float) -> bytes:
+    path = f"{directory}/{segment.name}"
+    return retry(disk, "reading", path, functools.partial(disk.read, path), limit_s=retry_s)
+
+
+def _delete(disk: Disk, directory: str, segments: Iterable[Segment], retry_s: float) -> None:
+    for segment in segments:
         path = f"{directory}/{segment.name}"
         delete = functools.partial(disk.delete_file, path)
         retry(disk, "deleting", path, delete, limit_s=retry_s)
 
 
-def _is_gapless(data: bytes, first: Segment, last: int) -> bool:
-    """Whether these are the lines from the first event to the last, each one once."""
+def _is_gapless(data: bytes, merged: Segment) -> bool:
+    """Whether these are the lines of a merged segment, each one once."""
     try:
         places = [place_of(line) for line in data.splitlines()]
     except NotARecordError:
         return False
-    return places == [(seq, first.epoch) for seq in range(first.first, last + 1)]
+    return places == [(seq, merged.epoch) for seq in range(merged.first, merged.last + 1)]

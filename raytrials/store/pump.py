@@ -45,10 +45,12 @@ class Pump(threading.Thread):
                     changed.wait(self._due_in_s())
                 if self._closing:
                     return
+            before = self._journal.durable_seq
             try:
                 self._journal.sync()
-                # What may not be written yet stays due.
-                wait_s = FIRST_WAIT_S if self._is_due() else 0.0
+                # What may not be written yet stays due; what came during the sync does not wait.
+                is_stuck = self._journal.durable_seq == before and self._is_due()
+                wait_s = FIRST_WAIT_S if is_stuck else 0.0
             except StorageError as error:
                 wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * wait_s))
                 logger.warning("The journal is tried again in %.1f s: %s", wait_s, error)

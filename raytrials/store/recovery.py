@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from raytrials.core.event import Record
 from raytrials.core.fold import apply
@@ -37,6 +38,7 @@ class Recovered:
         state: what its events came to.
         parts: what the snapshot holds beside, by name; empty without one.
         parts_seq: the last event that is in those; 0 without a snapshot.
+        results: the latest result of each trial that had not ended then, by its id.
         tail: the events after that, in order: what the parts have to be told.
         damage: what was found damaged and passed over, for the driver to record.
     """
@@ -44,6 +46,7 @@ class Recovered:
     state: ExperimentState
     parts: Mapping[str, bytes] = field(default_factory=dict)
     parts_seq: int = 0
+    results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tail: tuple[Record, ...] = ()
     damage: tuple[Damage, ...] = ()
 
@@ -76,7 +79,7 @@ def _holds_event(disk: Disk, path: str, retry_s: float) -> bool:
         try:
             place_of(line)
         except NotARecordError as error:
-            if error.holds_whole:
+            if error.holds:
                 return True
         else:
             return True
@@ -112,6 +115,9 @@ def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
             break
     state = base.state if base is not None else ExperimentState()
     after = state.seq
+    results = {
+        one.trial_id: one.last_result for one in state.trials.values() if not one.is_finished
+    }
     reading = Reading(disk, f"{home}/{JOURNAL}", after=after, retry_s=retry_s)
     tail = []
     for record in reading:
@@ -124,6 +130,7 @@ def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
         state=state,
         parts=base.parts if base is not None else {},
         parts_seq=after,
+        results=results,
         tail=tuple(tail),
         damage=(*damage, *reading.damage),
     )

@@ -1,11 +1,11 @@
 """The files of the journal, and reading the events in them, whatever happened to them.
 
-A segment is named by its epoch and the number of its first event. Segments may overlap: what could
-not be made durable is written again into the next one, and a merge that was cut off leaves what it
-merged. Of two that overlap the one that begins later has all that the other has from there on: so a
-merge deletes what it merged from the front. Who reads takes each event once, from the first place
-where it is whole. From the number on at which the next epoch begins, what an epoch wrote does not
-count: its driver had been replaced.
+A segment is named by its epoch and the number of its first event, a merged one by that of its last
+event too. Segments may overlap: what could not be made durable is written again into the next one,
+and a merge that was cut off leaves what it merged. Of two that overlap the one that begins later
+has all that the other has from there on: so a merge deletes what it merged from the front. Who
+reads takes each event once, from the first place where it is whole. From the number on at which the
+next epoch begins, what an epoch wrote does not count: its driver had been replaced.
 
 Reading changes nothing, and takes no lock: the driver may be writing meanwhile.
 """
@@ -24,26 +24,34 @@ from raytrials.store.disk import Disk
 from raytrials.store.record import NotARecordError, decode, place_of
 from raytrials.store.retrying import retry
 
-_NAME = re.compile(r"(\d{6,})-(\d{12,})\.jsonl")
+_NAME = re.compile(r"(\d{6,})-(\d{12,})(?:-(\d{12,}))?\.jsonl")
 _RELISTS = 10
 
 
 class Segment(NamedTuple):
-    """A file of the journal."""
+    """A file of the journal.
+
+    Attributes:
+        epoch: of its events.
+        first: number of its first event.
+        last: of its last one if it was merged of others; 0 for any other.
+    """
 
     epoch: int
     first: int
+    last: int = 0
 
     @property
     def name(self) -> str:
         """The name of the file."""
-        return f"{self.epoch:06d}-{self.first:012d}.jsonl"
+        last = f"-{self.last:012d}" if self.last else ""
+        return f"{self.epoch:06d}-{self.first:012d}{last}.jsonl"
 
 
 def segments_among(names: set[str]) -> list[Segment]:
     """Return the segments among the names in a directory, in the order of their events."""
     found = (_NAME.fullmatch(name) for name in names)
-    return sorted(Segment(int(one.group(1)), int(one.group(2))) for one in found if one)
+    return sorted(Segment(*(int(part or 0) for part in one.groups())) for one in found if one)
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,9 @@ class Reading:
             raise self._hole[1]
         if self._seen < self._after == self.seq:
             detail = f"it ends with event {self._seen}, and {self._after} of them were written"
-            raise JournalCorruptError(self._directory, None, detail)
+            at = self.damage[-1] if self.damage else None
+            path = f"{self._directory}/{at.file}" if at else self._directory
+            raise JournalCorruptError(path, at.offset if at else None, detail)
 
     def _is_open(self) -> bool:
         """Whether events are missing that no segment had."""

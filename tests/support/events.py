@@ -29,9 +29,11 @@ from raytrials.core.event import (
     RunnerAssigned,
     SchedulerActed,
     SearcherTold,
+    StateLost,
     TrialAdded,
     TrialConfigChanged,
     TrialFinished,
+    TrialImported,
     TrialPaused,
     TrialResumed,
 )
@@ -129,12 +131,24 @@ class Walk:
         if luck.random() < 0.05:
             trial_id = luck.choice([None, *state.trials])
             return state.epoch, SchedulerActed("pause", trial_id, (1, "two", None))
+        if luck.random() < 0.01:
+            return state.epoch, StateLost(luck.choice(("searcher", "stopper")), "it has a lock")
+        if luck.random() < 0.05 and self._may_add():
+            return state.epoch, self._imported()
         while True:
             maker = luck.choices(_MAKERS, _WEIGHTS)[0]
             trial = luck.choice(list(state.trials.values())) if state.trials else None
             event = maker(self, trial) if trial or maker is Walk._added else None
             if event is not None:
                 return state.epoch, event
+
+    def _imported(self) -> TrialImported:
+        trial_id = f"t{len(self.state.trials)}"
+        status = self.luck.choice([one for one in Status if one is not Status.RUNNING])
+        ended_s = self._time if status in Status.FINISHED else None
+        faults = [fault(trial_id)] if status is Status.FAILED else []
+        record = TrialRecord(trial_id, 0, status=status, ended_s=ended_s, faults=faults)
+        return TrialImported(trial_id, record.to_json())
 
     def _attached(self) -> DriverAttached:
         luck = self.luck
@@ -158,17 +172,21 @@ class Walk:
             "deep": [{"a": 1}],
         }
 
+    def _may_add(self) -> bool:
+        limit = self.state.num_samples
+        return len(self.state.trials) < (5 if limit is None else limit)
+
     def _added(self, _: TrialRecord | None) -> Event | None:
         count = len(self.state.trials)
-        limit = self.state.num_samples
-        if count >= (5 if limit is None else limit):
+        if not self._may_add():
             return None
         return TrialAdded(f"t{count}", {"lr": 0.5}, f"{count}_lr=0.5", ({"CPU": 1},), "opaque")
 
     def _assigned(self, trial: TrialRecord) -> Event | None:
         if trial.status not in Status.RUNNABLE:
             return None
-        return RunnerAssigned(trial.trial_id, self.luck.choice(("ANY", "n1")))
+        attempt = self.luck.choice((0, trial.attempt + 1, trial.attempt + 2))
+        return RunnerAssigned(trial.trial_id, self.luck.choice(("ANY", "n1")), attempt)
 
     def _started(self, trial: TrialRecord) -> Event | None:
         state, luck = self.state, self.luck
@@ -356,6 +374,7 @@ def _value(
         "damage": ({"file": "x"},),
         "resources": ({"CPU": 1.0},),
         "arguments": (1, "x"),
+        "record": luck.choice(({}, TrialRecord(trial_id, 0).to_json())),
     }
     if field.name == "checkpoint" and field.default is dataclasses.MISSING:
         return special["checkpoint"] or "checkpoint_000000"

@@ -8,6 +8,7 @@ from typing import Any
 
 from raytrials.core.event import DriverDetached, Record
 from raytrials.errors import JournalCorruptError
+from raytrials.store.clock import Clock as AnyClock
 from raytrials.store.disk import Disk
 from raytrials.store.journal import Journal, open_journal
 from raytrials.store.record import encode
@@ -91,7 +92,7 @@ def assert_whole(disk: Disk, last: int, after: int = 0) -> Read:
     return found
 
 
-def new_journal(disk: Disk, clock: Clock | None = None, **changes: Any) -> Journal:
+def new_journal(disk: Disk, clock: AnyClock | None = None, **changes: Any) -> Journal:
     values: dict[str, Any] = {"epoch": 1, "seq": 0, "clock": clock or Clock(), **changes}
     return open_journal(disk, DIRECTORY, **values)
 

@@ -41,6 +41,9 @@ ARGUMENTS = {
     errors.UnsupportedPathError: ("Ray Client", "Use a job."),
     errors.MissingFilesystemError: ("abfs://a", "Install adlfs"),
     errors.NotAnExperimentError: ("/storage", "it is a file"),
+    errors.IllegalEventError: ("TrialPaused", 7, "abc", "it is failed", ("5 TrialFinished",)),
+    errors.InvariantError: (("abc: a row is missing", "2 trials of 1"),),
+    errors.JournalCorruptError: ("/storage/journal/1.jsonl", 712, "part of a record"),
 }
 TRIAL_ARGUMENTS = ("abc", 2, Phase.RUNNING, Cause.WORKER_DIED, "node", "it died")
 CONCRETE = [kind for kind in tree(errors.RaytrialsError) if kind is not errors.TrialError]

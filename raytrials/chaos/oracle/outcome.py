@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 from raytrials.chaos.oracle.course import Course
 from raytrials.chaos.oracle.notes import Notes
@@ -36,7 +35,6 @@ def violations_at_the_end(course: Course, num_samples: int | None) -> Iterator[V
             *_wrong_in_telling(trial, notes, settled=is_settled(state)),
             *_wrong_in_budget(trial, notes, settled=is_settled(state)),
             *_wrong_in_rows(trial, notes),
-            *_wrong_in_record(trial, notes),
         ):
             yield Violation(invariant, trial.trial_id, text)
 
@@ -92,22 +90,11 @@ def _wrong_in_budget(
 
 def _wrong_in_rows(trial: TrialRecord, notes: Notes) -> Iterator[tuple[str, str]]:
     iterations = [row.iteration for row in trial.rows or ()]
-    if any(after <= before for before, after in pairwise(iterations)):
-        yield "I3", f"rows are not one for each iteration: {iterations}"
     if notes.took_over:
         return  # rows of what it took over are another trial's
     missing = set(range(1, trial.iteration + 1)) - set(iterations)
     if missing:
         yield "I3", f"no row of iteration {_shown(missing)}, up to {trial.iteration}"
-
-
-def _wrong_in_record(trial: TrialRecord, notes: Notes) -> Iterator[tuple[str, str]]:
-    lost = notes.origin.committed and not trial.checkpoints
-    if lost and not trial.bad and not trial.stands_on_another and not notes.origin.is_anew:
-        yield "I6", "it has committed checkpoints, and none is left"
-    for before, after in pairwise(notes.attempts):
-        if after.epoch < before.epoch:
-            yield "I7", f"attempt {after.number} is of an older epoch than {before.number}"
 
 
 def _shown(numbers: Iterable[int]) -> str:

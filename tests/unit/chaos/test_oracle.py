@@ -23,12 +23,16 @@ from support.histories import (
 from support.stores import ReplacesOnClose
 
 from raytrials.chaos.oracle import BrokenInvariantsError, Oracle
+from raytrials.chaos.oracle.course import Course
 from raytrials.core.event import (
     AttemptStarted,
     CheckpointCommitted,
     CheckpointMarkedBad,
     DecisionMade,
+    DriverAttached,
     DriverDetached,
+    ExperimentCreated,
+    Record,
     ResultReported,
     RunnerAssigned,
     SearcherTold,
@@ -42,6 +46,7 @@ from raytrials.core.status import Status
 from raytrials.errors import NotAnExperimentError
 from raytrials.store.filesystem import as_pyarrow
 from raytrials.store.manifest import checkpoint_name
+from raytrials.store.record import encode
 from raytrials.store.segment import Segment
 
 fresh = itertools.count()
@@ -58,6 +63,15 @@ def script(tmp_path: Path) -> Script:
 def red(script: Script, **arguments: Any) -> set[str]:
     """Which invariants do not hold."""
     return {one.invariant for one in Oracle(script.path, **arguments).violations()}
+
+
+def journal_of(script: Script) -> str:
+    return script.at(".raytrials", "journal", Segment(1, 1).name)
+
+
+def texts(script: Script) -> list[str]:
+    """What is said of the invariants that do not hold."""
+    return [one.text for one in Oracle(script.path).violations()]
 
 
 def one_trial(script: Script, trial_id: str = "a", last: int = 3) -> None:
@@ -249,6 +263,7 @@ STARTS: dict[str, tuple[dict[str, Any], str]] = {
     "from another iteration": ({"from_iteration": 1}, "I2"),
     "from another trial's": ({"checkpoint": f"train_x/{checkpoint_name(1)}"}, "I2"),
     "from nowhere to somewhere": ({"checkpoint": None}, "I2"),
+    "from no checkpoint": ({"checkpoint": "weights"}, "I2"),
 }
 
 
@@ -301,6 +316,68 @@ def test_a_bad_checkpoint_is_neither_red_nor_continued_from(script: Script) -> N
     assert red(script) >= {"I2"}
 
 
+def test_what_was_deleted_is_not_continued_from(script: Script) -> None:
+    script.add("a")
+    script.start("a")
+    script.run("a", 3)
+    script.delete("a", 2)
+    script.fail("a", Cause.PREEMPTED)
+    script.start("a", checkpoint=checkpoint_name(2), from_iteration=3)
+    script.save()
+    assert texts(script) == ["attempt 2 continues from checkpoint_000002, which is deleted"]
+
+
+def test_an_iteration_without_a_checkpoint_is_nothing_to_continue_from(script: Script) -> None:
+    script.add("a")
+    script.start("a")
+    script.report("a", 1)
+    script.fail("a", Cause.PREEMPTED)
+    script.start("a", from_iteration=1)
+    script.save()
+    assert texts(script) == ["attempt 2 continues from iteration 1 without a checkpoint"]
+
+
+TAKEN = f"{directory_of('a')}/{checkpoint_name(2)}"
+
+AFTER_TAKING_OVER: dict[str, tuple[dict[str, Any], str]] = {
+    "the beginning": ({"checkpoint": None, "from_iteration": 0}, f"stands on {TAKEN}"),
+    "its own before": ({"checkpoint": checkpoint_name(1)}, "stands on something else since"),
+    "another": ({"checkpoint": f"train_a/{checkpoint_name(1)}"}, "no change of its config said so"),
+}
+
+
+@pytest.mark.parametrize(("planted", "text"), AFTER_TAKING_OVER.values(), ids=AFTER_TAKING_OVER)
+def test_a_trial_continues_from_what_it_took_over(
+    script: Script, planted: dict[str, Any], text: str
+) -> None:
+    one_trial(script, "a")
+    script.add("b")
+    script.start("b")
+    script.run("b", 2)
+    script.fail("b", Cause.PREEMPTED)
+    script.tell(TrialConfigChanged("b", {"x": 2}, "tag-b", checkpoint=TAKEN))
+    script.start("b", **planted)
+    script.save()
+    assert text in texts(script)[0]
+
+
+def test_after_that_its_own_come_first_and_a_bad_one_is_not_taken(script: Script) -> None:
+    one_trial(script, "a")
+    script.add("b")
+    script.tell(TrialConfigChanged("b", {"x": 2}, "tag-b", checkpoint=TAKEN))
+    script.start("b", checkpoint=TAKEN, from_iteration=3)
+    script.run("b", 4)
+    script.fail("b", Cause.PREEMPTED)
+    script.start("b", checkpoint=TAKEN, from_iteration=3)
+    script.save()
+    assert "its own checkpoint_000000 is newer" in texts(script)[0]
+    script.tell(CheckpointMarkedBad("a", checkpoint_name(2), "gone"))
+    script.fail("b", Cause.PREEMPTED)
+    script.start("b", checkpoint=TAKEN, from_iteration=3)
+    script.save()
+    assert "which is bad or deleted" in texts(script)[1]
+
+
 # --- I3: history ---------------------------------------------------------------------------------
 
 
@@ -319,6 +396,7 @@ FILES: dict[str, tuple[str, bytes]] = {
     "a row less in the table": ("progress.csv", as_csv(*rows_of(1, 3))),
     "a torn line in the table": ("progress.csv", as_csv(*rows_of(1, 2, 3)).replace(b"0.5,2", b"0")),
     "a torn end of the table": ("progress.csv", as_csv(*rows_of(1, 2, 3))[:-2]),
+    "no iteration": ("result.json", as_json({"loss": 1})),
     "another value in the table": ("progress.csv", as_csv(*rows_of(1, 2), metrics(3, loss=7))),
 }
 
@@ -411,6 +489,14 @@ def test_a_decision_that_nobody_carries_out_is_red(script: Script) -> None:
     script.save()
     assert red(script) == set()
     script.tell(ResultReported("a", 1, 3, metrics(3)))
+    script.save()
+    assert red(script) == {"I4"}
+
+
+def test_a_decision_that_another_one_passes_over_is_red(script: Script) -> None:
+    running(script)
+    script.tell(DecisionMade("a", 2, "PAUSE"))
+    script.tell(DecisionMade("a", 3, "CONTINUE"))
     script.save()
     assert red(script) == {"I4"}
 
@@ -647,19 +733,26 @@ def test_a_cut_off_upload_to_an_object_store_is_a_leftover() -> None:
 def test_an_event_of_a_replaced_driver_is_red(script: Script) -> None:
     running(script)
     script.save()
-    first = script.at(".raytrials", "journal", Segment(1, 1).name)
-    before = script.disk.read(first)
-    script.report("a", 3)
+    before = script.disk.read(journal_of(script))
+    script.attach(num_samples=2)
     script.save()
-    late = script.disk.read(first)[len(before) :]
-    script.write(before, ".raytrials", "journal", Segment(1, 1).name)
-    again = Script(pyarrow.fs.LocalFileSystem(), script.path)
-    again.epoch, again.state, again._seq = 1, script.state, before.count(b"\n")
-    again.state.seq = again._seq
-    again.attach(num_samples=2)
-    again._journal.sync()  # type: ignore[union-attr]
-    script.write(before + late, ".raytrials", "journal", Segment(1, 1).name)
-    assert "I7" in red(script)
+    late = Record(before.count(b"\n") + 1, 1, script.clock.now_s, SearcherTold("a", "result", 3))
+    script.disk.write(journal_of(script), before + encode(late))
+    assert red(script) == {"I7"}
+
+
+def test_one_that_is_given_in_its_place_is_red_too() -> None:
+    course = Course({}, {})
+    events = [
+        (1, ExperimentCreated("exp", "name", 1)),
+        (2, DriverAttached("host", 1)),
+        (1, TrialAdded("a")),
+        (2, TrialAdded("b")),
+    ]
+    for seq, (epoch, event) in enumerate(events, 1):
+        course.take(Record(seq, epoch, 0.0, event))
+    assert [one.invariant for one in course.violations] == ["I7"]
+    assert list(course.state.trials) == ["b"]
 
 
 def test_an_event_without_a_driver_is_red(script: Script) -> None:
@@ -688,10 +781,6 @@ def test_a_checkpoint_that_is_committed_long_after_a_takeover_is_red(script: Scr
 
 
 # --- I8: no silent loss --------------------------------------------------------------------------
-
-
-def journal_of(script: Script) -> str:
-    return script.at(".raytrials", "journal", Segment(1, 1).name)
 
 
 def tear_state(script: Script) -> None:
@@ -746,6 +835,12 @@ def test_a_loss_is_red(script: Script, plant: Callable[[Script], None]) -> None:
     ended(script)
     plant(script)
     assert "I8" in red(script)
+
+
+def test_what_stands_before_a_broken_place_is_looked_at(script: Script) -> None:
+    ended(script)
+    break_journal(script)
+    assert "The journal is damaged" in next(text for text in texts(script) if "journal" in text)
 
 
 def test_damage_that_a_driver_recorded_is_green(script: Script) -> None:
@@ -839,9 +934,21 @@ def empty_checkpoint(script: Script) -> None:
     script.disk.make_directory(place)
 
 
+def drop_states(script: Script) -> None:
+    script.disk.delete_file(script.at(NAME))
+
+
+def drop_directory(script: Script) -> None:
+    script.disk.delete_tree(script.at(directory_of("a")))
+
+
+def drop_checkpoint(script: Script) -> None:
+    script.disk.delete_tree(script.at(directory_of("a"), checkpoint_name(0)))
+
+
 VANILLA: dict[str, tuple[Callable[[Script], None], set[str]]] = {
     "a trial less": (write_state(named("a")), {"I1", "I8"}),
-    "a trial twice": (write_state(named("a"), named("b"), named("b")), {"I1"}),
+    "a trial twice": (write_state(named("a"), named("a")), {"I1", "I8"}),
     "an empty config": (write_state(named("a"), named("b", config={})), {"I1"}),
     "another config": (write_state(named("a"), named("b", config={"x": 2})), {"I1"}),
     "a trial that has not ended": (write_state(named("a"), named("b", status="RUNNING")), {"I1"}),
@@ -849,10 +956,9 @@ VANILLA: dict[str, tuple[Callable[[Script], None], set[str]]] = {
     "a row twice": (write_rows(1, 2, 2), {"I3"}),
     "a row lost": (write_rows(1, 3), {"I3"}),
     "a torn line": (tear_rows, {"I3"}),
-    "a lost checkpoint": (
-        lambda script: script.disk.delete_tree(script.at("train_a", checkpoint_name(0))),
-        {"I6"},
-    ),
+    "a lost checkpoint": (drop_checkpoint, {"I6"}),
+    "a lost directory": (drop_directory, {"I6"}),
+    "no state": (drop_states, {"I8"}),
     "an empty checkpoint": (empty_checkpoint, {"I6"}),
     "a torn state": (tear_state, {"I8"}),
     "an unknown directory": (leave_unknown, {"I8"}),

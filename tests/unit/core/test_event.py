@@ -27,9 +27,11 @@ from raytrials.core.event import (
     RunnerAssigned,
     SchedulerActed,
     SearcherTold,
+    StateLost,
     TrialAdded,
     TrialConfigChanged,
     TrialFinished,
+    TrialImported,
     TrialPaused,
     TrialResumed,
 )
@@ -54,8 +56,10 @@ EXAMPLES: list[Event] = [
     DriverAttached("host", 1, 4, 2, "loss", "min", {"ray": "2.60"}, ({"file": "f", "offset": 3},)),
     DriverDetached("SIGTERM"),
     SchedulerActed("pause", "t", (1, np.int64(2), ("x",), {"a": (1,)})),
+    StateLost("searcher", "a lock cannot be pickled"),
     TrialAdded("t", VALUES, "tag", BUNDLES, "state"),
-    RunnerAssigned("t", "ANY"),
+    TrialImported("t", VALUES),
+    RunnerAssigned("t", "ANY", 2),
     AttemptStarted("t", 2, "node", 7, 3, 5, "o/checkpoint_000001", VALUES),
     AttemptRestored("t", 2),
     ResultReported("t", 2, 4, VALUES),
@@ -67,7 +71,7 @@ EXAMPLES: list[Event] = [
     TrialConfigChanged("t", VALUES, "tag", BUNDLES, "state", "o/checkpoint_000001"),
     DecisionMade("t", 4, "STOP"),
     SearcherTold("t", "complete", 4, True),
-    TrialFinished("t", Status.FAILED, "why"),
+    TrialFinished("t", Status.FAILED, "why", {"loss": {"max": np.float32(0.5)}}),
     TrialResumed("t", True),
 ]
 

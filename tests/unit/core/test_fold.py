@@ -471,6 +471,14 @@ def test_the_one_checkpoint_since_an_exploit_is_not_deleted_for_older_ones() -> 
     assert trial.own_indices == {2}
 
 
+def test_an_attempt_from_anothers_checkpoint_replaces_the_trials_own() -> None:
+    experiment = Experiment(ASSIGNED, STARTED, commit(0), TrialPaused("t"), ASSIGNED)
+    trial = experiment.do(AttemptStarted("t", 4, first_index=1, checkpoint=FOREIGN))
+    assert trial.stands_on_another
+    experiment.do(commit(1, attempt=4))
+    assert trial.own_indices == {1}
+
+
 def test_an_exploit_that_waits_is_told_from_one_that_was_carried_out() -> None:
     def state_of(*events: Event) -> dict[str, Any]:
         experiment = Experiment(ASSIGNED, AttemptStarted("t", 1, checkpoint=FOREIGN))

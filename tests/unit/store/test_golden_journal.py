@@ -16,7 +16,7 @@ from raytrials.core.fault import Cause, Charge, ChargedFault, FaultClass, Phase
 from raytrials.core.fold import fold
 from raytrials.core.invariant import check
 from raytrials.core.retry import History
-from raytrials.core.state import ExperimentState
+from raytrials.core.state import ExperimentState, TrialRecord
 from raytrials.core.status import Status
 from raytrials.errors import NewerFormatError
 from raytrials.store.local import LocalDisk
@@ -78,7 +78,9 @@ SECOND_DRIVER = [
         "t0", {"lr": 0.2}, "0_lr=0.2", RESOURCES, "{}", "t1/checkpoint_000009"
     ),
     events.CheckpointDeleted("t0", 0),
-    events.TrialFinished("t0", Status.FAILED, "its error was final"),
+    events.TrialFinished("t0", Status.FAILED, "its error was final", {"loss": {"max": 0.5}}),
+    events.StateLost("searcher", "a lock cannot be pickled"),
+    events.TrialImported("t1", TrialRecord("t1", 1, status=Status.PAUSED).to_json()),
     events.SearcherTold("t0", "complete", 2, error=True),
     events.TrialResumed("t0", anew=True),
     events.DriverDetached("stopped by SIGTERM"),

@@ -343,6 +343,72 @@ def test_nothing_is_acknowledged_before_its_bytes_and_its_name_are_durable() -> 
     assert seen[-4:] == ["sync_file", "sync_file", "sync", "sync"]
 
 
+class Forgetful(FakeLocal):
+    """A disk that, as Linux does, says all is well of a file whose last sync has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+
+    def append(self, path: str) -> Appender:
+        return _ForgetfulAppender(super().append(path), self)
+
+
+@dataclass
+class _ForgetfulAppender:
+    inner: Appender
+    disk: Forgetful
+    failed: bool = False
+
+    def write(self, data: memoryview, /) -> None:
+        self.inner.write(data)
+
+    def sync(self) -> None:
+        if self.disk.fails:
+            self.failed = True
+            raise BROKEN
+        if not self.failed:
+            self.inner.sync()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_no_file_is_trusted_whose_sync_has_failed() -> None:
+    disk = Forgetful()
+    journal = new_journal(disk)
+    append(journal, 3)
+    journal.sync()
+    append(journal, 2)
+    disk.fails = True
+    with pytest.raises(StorageError):
+        journal.sync()
+    disk.fails = False
+    append(journal)
+    sync_until_done(journal)
+    assert journal.durable_seq == 6
+    disk.crash()
+    assert_whole(disk, 6)
+
+
+def test_events_reach_the_disk_at_once_though_the_next_segment_could_not_be_opened() -> None:
+    disk, armed = FakeLocal(), [False]
+    broken = fail_when(lambda one: armed[0] and one.name in {"append", "sync_file"}, BROKEN)
+    journal = new_journal(Faulty(disk, before=[broken]))
+    append(journal)
+    armed[0] = True
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            journal.sync()
+    assert journal.durable_seq == 1
+    armed[0] = False
+    append(journal, 2)
+    assert_whole(disk, 3)
+    journal.sync()
+    disk.crash()
+    assert_whole(disk, 3)
+
+
 # --- segments ----------------------------------------------------------------------------------
 
 
@@ -469,6 +535,28 @@ def test_a_lease_that_is_lost_during_a_sync_stops_what_comes_after_it(
     armed[0], may[0] = False, True
     sync_until_done(journal)
     assert_whole(disk, 4)
+
+
+def test_a_lease_that_is_lost_during_a_sync_begins_no_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", len(line(1)))
+    disk, may = FakeLocal(), [True]
+    journals: list[Journal] = []
+
+    def lose(operation: Operation) -> None:
+        if operation.name == "sync_file" and may[0]:
+            append(journals[0])
+            may[0] = False
+
+    journal = new_journal(Faulty(disk, before=[lose]), may_write=lambda: may[0])
+    journals.append(journal)
+    append(journal)
+    journal.sync()
+    assert (journal.durable_seq, len(contents(disk))) == (1, 1)
+    may[0] = True
+    journal.sync()
+    assert_whole(disk, 2)
 
 
 # --- what waits for it -------------------------------------------------------------------------

@@ -1,0 +1,254 @@
+"""The chronicle of a running experiment: its journal, and what that comes to.
+
+Everything that must survive the driver goes through :meth:`Chronicle.record`. The state changes by
+nothing else, so what a recovery finds is what the driver knew. What must not be done before an
+event is durable waits for it here, and the loop does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from raytrials import settings
+from raytrials.core.event import DriverDetached, Event
+from raytrials.core.fold import apply
+from raytrials.core.state import ExperimentState, TrialRecord
+from raytrials.store import snapshot as snapshots
+from raytrials.store.clock import Clock, SystemClock
+from raytrials.store.disk import Disk
+from raytrials.store.journal import Journal, open_journal
+from raytrials.store.merging import merge
+from raytrials.store.pump import Pump
+from raytrials.store.recovery import (
+    HOME,
+    JOURNAL,
+    SNAPSHOTS,
+    Recovered,
+    has_journal,
+    highest_epoch,
+    recover,
+)
+from raytrials.store.snapshot import Snapshot, SnapshotName
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+"""How long the last events may take to become durable when the driver goes."""
+
+
+class Chronicle:
+    """The journal of an experiment with what it comes to.
+
+    Args:
+        disk: where the experiment is.
+        experiment_path: its directory there.
+        clock: gives events their time.
+        in_background: whether a thread makes events durable. Without one :meth:`tick` does, which
+            makes every operation on the disk happen at a moment that a test can choose.
+
+    Attributes:
+        state: what the events come to. Nobody but the journal changes it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        experiment_path: str,
+        *,
+        clock: Clock | None = None,
+        in_background: bool = True,
+    ) -> None:
+        self.state = ExperimentState()
+        self._disk = disk
+        self._home = f"{experiment_path}/{HOME}"
+        self._clock = clock or SystemClock()
+        self._in_background = in_background
+        self._journal: Journal | None = None
+        self._pump: Pump | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._snapshot_seq = 0
+        self._snapshot_s = 0.0
+        self._snapshot_cost_s = 0.0
+        self._is_writing = False
+
+    # --- beginning and end -----------------------------------------------------------------------
+
+    def has_events(self) -> bool:
+        """Return whether there is a journal to go on with. Raises StorageError."""
+        return has_journal(self._disk, self._home, retry_s=settings.STORAGE_RETRY_S.get())
+
+    def recover(self) -> Recovered:
+        """Return what the drivers before have left, and go on from there.
+
+        Raises:
+            JournalCorruptError: events are lost that nothing else holds; nothing is written.
+            NewerFormatError: it was written by a newer release.
+            StorageError: the storage failed for good.
+        """
+        recovered = recover(self._disk, self._home, retry_s=settings.STORAGE_RETRY_S.get())
+        self.state = recovered.state
+        for damage in recovered.damage:
+            logger.warning("Damaged, and not needed: %s", damage)
+        return recovered
+
+    def open(self) -> None:
+        """Begin to write. Raises StorageError."""
+        retry_s = settings.STORAGE_RETRY_S.get()
+        epoch = max(self.state.epoch, highest_epoch(self._disk, self._home, retry_s=retry_s)) + 1
+        self._journal = open_journal(
+            self._disk,
+            f"{self._home}/{JOURNAL}",
+            epoch=epoch,
+            seq=self.state.seq,
+            clock=self._clock,
+            accept=functools.partial(apply, self.state),
+        )
+        self._snapshot_seq = self.state.seq
+        self._snapshot_s = self._clock.monotonic()
+        if self._in_background:
+            interval = settings.FSYNC_S if self._disk.has_rename else settings.FLUSH_S
+            self._pump = Pump(self._journal, interval.get())
+            self._pump.start()
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="raytrials-snapshot")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether events are taken."""
+        return self._journal is not None
+
+    def close(self, reason: str) -> bool:
+        """Record that the driver goes, make all durable, and end.
+
+        Args:
+            reason: in words.
+
+        Returns:
+            Whether all is durable.
+        """
+        journal, self._journal = self._journal, None
+        if journal is None:
+            return True
+        journal.append(DriverDetached(reason))
+        if self._pump is None:
+            journal.sync()
+            journal.close()
+            return True
+        done = self._pump.close(CLOSE_S)
+        if self._writer is not None:
+            self._writer.shutdown(wait=done, cancel_futures=True)
+        if not done:
+            logger.error(
+                "The last %d events of the journal are not on storage.",
+                journal.seq - journal.durable_seq,
+            )
+        return done
+
+    # --- while it runs ---------------------------------------------------------------------------
+
+    def record(self, event: Event) -> int:
+        """Record that something happened; return the event's number.
+
+        After :meth:`close` nothing is recorded any more: what happens then is the clean-up.
+
+        Raises:
+            IllegalEventError: it cannot follow what was recorded before: a mistake in raytrials.
+        """
+        return self._journal.append(event).seq if self._journal is not None else 0
+
+    def trial(self, trial_id: str) -> TrialRecord:
+        """Return what is known of a trial."""
+        return self.state.trials[trial_id]
+
+    def is_durable(self, seq: int) -> bool:
+        """Return whether an event survives the machine."""
+        return self._journal is None or self._journal.durable_seq >= seq
+
+    def await_durable(self, seq: int, then: Callable[[], object] = lambda: None) -> None:
+        """Have an event made durable at once, and `then` called by :meth:`tick` when it is."""
+        if self._journal is None:
+            then()
+        else:
+            self._journal.await_durable(seq, then)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something waits for an event that is not durable."""
+        return self._journal is not None and self._journal.is_urgent
+
+    def tick(self, parts: Callable[[], Mapping[str, bytes]]) -> None:
+        """Go on with what waited for durable events; take a snapshot when it is time.
+
+        Args:
+            parts: gives what belongs into a snapshot beside the state.
+        """
+        journal = self._journal
+        if journal is None:
+            return
+        if self._pump is None and journal.is_urgent:
+            journal.sync()
+        journal.tick()
+        if not self._is_writing and snapshots.is_due(
+            journal.seq - self._snapshot_seq,
+            self._clock.monotonic() - self._snapshot_s,
+            self._snapshot_cost_s,
+        ):
+            self.take_snapshot(parts())
+
+    def take_snapshot(self, parts: Mapping[str, bytes], *, at_once: bool = False) -> None:
+        """Write what there is now as a snapshot, when all events in it are durable.
+
+        Args:
+            parts: what belongs into it beside the state.
+            at_once: wait for it. Raises StorageError then.
+        """
+        journal = self._journal
+        if journal is None:
+            return
+        # Its own time: on a busy machine it must not become rarer for what others cost it.
+        begun_s = time.thread_time()
+        snapshot = Snapshot(self.state, parts)
+        name, data = snapshot.name, snapshot.encode()
+        self._snapshot_cost_s = time.thread_time() - begun_s
+        self._snapshot_seq = journal.seq
+        self._snapshot_s = self._clock.monotonic()
+        if at_once:
+            if self._pump is None:
+                journal.sync()
+            else:
+                journal.wait_durable(settings.STORAGE_RETRY_S.get())
+            self._write(name, data)
+            return
+        self._is_writing = True
+        journal.await_durable(name.seq, functools.partial(self._submit, name, data))
+
+    def _submit(self, name: SnapshotName, data: bytes) -> None:
+        if self._writer is None:
+            self._write_quietly(name, data)
+        else:
+            self._writer.submit(self._write_quietly, name, data)
+
+    def _write_quietly(self, name: SnapshotName, data: bytes) -> None:
+        try:
+            self._write(name, data)
+        except Exception:
+            # The journal has everything: a recovery reads more of it.
+            logger.warning("Could not write the snapshot %s.", name, exc_info=True)
+        finally:
+            self._is_writing = False
+
+    def _write(self, name: SnapshotName, data: bytes) -> None:
+        retry_s = settings.STORAGE_RETRY_S.get()
+        directory = f"{self._home}/{SNAPSHOTS}"
+        snapshots.write(self._disk, directory, name, data, retry_s=retry_s)
+        if not self._disk.has_rename:
+            merge(
+                self._disk,
+                f"{self._home}/{JOURNAL}",
+                epoch=name.epoch,
+                seq=name.seq,
+                retry_s=retry_s,
+            )
