@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Script:
         reuse_actors: as Ray's.
         raises: the faults of the user's code.
         policy: arguments of the retry policy.
+        scheduler: makes the scheduler.
         seed: of the searcher, and of all that is drawn.
     """
 
@@ -68,15 +69,13 @@ class Script:
     reuse_actors: bool = False
     raises: Sequence[Raise] = ()
     policy: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: Callable[[], Any] = tune.schedulers.FIFOScheduler
     seed: int = 0
 
     def takes_s(self, method: str, config: Mapping[str, Any]) -> float:
         if method == "train":
             return float(config["pace"])
         return self.other_s.get(method, 0.1)
-
-    def scheduler(self) -> Any:
-        return tune.schedulers.FIFOScheduler()
 
     def space(self) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.tune.schedulers import ASHAScheduler
 from support.script import Raise, Script
 from support.scripted import Experiment, Outcome
 
@@ -56,6 +57,10 @@ CASES = [
 
 def fit(script: Script, plan: Plan, make: Callable[[], Fake], directory: Path) -> Outcome:
     return Experiment(script, make(), directory).run(plan)
+
+
+def asha() -> ASHAScheduler:
+    return ASHAScheduler(metric="score", mode="max", max_t=4, grace_period=1, reduction_factor=2)
 
 
 def story(outcome: Outcome) -> list[object]:
@@ -126,6 +131,14 @@ def test_a_backoff_takes_its_time_on_the_clock_alone(tmp_path: Path) -> None:
         for wait_s in (0.0, 50.0)
     ]
     assert ended_s[1] > ended_s[0] + 20
+
+
+def test_a_scheduler_stops_trials_by_what_they_report(tmp_path: Path) -> None:
+    script = replace(SCRIPT, trials=6, scheduler=asha)
+    one, other = (fit(script, [At(6, LOSE_WORKER)], FakeLocal, tmp_path / name) for name in "ab")
+    assert story(one) == story(other)
+    assert {row.status for row in one.table} == {"TERMINATED"}
+    assert 1 <= min(row.iteration for row in one.table) < SCRIPT.steps
 
 
 @KINDS
