@@ -49,6 +49,7 @@ class Actor:
         avoid: names of nodes that it must not be on.
         pin: names of the only nodes that it may be on, None for any.
         labels: that its node must have.
+        ahead: whether it gets its place before those that are not, whenever they asked.
         state: what the cluster takes it for.
         node: where it was placed.
         worker: the process, None before it was placed.
@@ -62,6 +63,7 @@ class Actor:
     avoid: frozenset[str]
     pin: frozenset[str] | None
     labels: Mapping[str, str]
+    ahead: bool = False
     state: State = State.WAITING
     node: str | None = None
     worker: Worker | None = None

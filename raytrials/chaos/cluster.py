@@ -101,13 +101,14 @@ class FakeCluster:
 
     # --- what the driver asks --------------------------------------------------------------------
 
-    def request(
+    def request(  # noqa: PLR0913 - all but the first by name
         self,
         slots: int = 1,
         *,
         avoid: Collection[str] = (),
         pin: Collection[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        ahead: bool = False,
         setup: Work = NO_WORK,
     ) -> int:
         """Ask for an actor, and return its number.
@@ -117,6 +118,7 @@ class FakeCluster:
             avoid: nodes that it must not be on.
             pin: the only nodes that it may be on.
             labels: that its node must have.
+            ahead: whether it is placed before those that are not, whenever they asked.
             setup: its constructor. What this raises fails the start.
         """
         self._timeline.catch_up()
@@ -126,9 +128,15 @@ class FakeCluster:
             avoid=frozenset(avoid),
             pin=None if pin is None else frozenset(pin),
             labels=dict(labels or {}),
+            ahead=ahead,
         )
         self._control.admit(actor, setup)
         return actor.number
+
+    def avoid_none(self, actor: int) -> None:
+        """Let an actor that waits be placed on the nodes too that it was to avoid."""
+        self._actor(actor).avoid = frozenset()
+        self._control.place()
 
     def call(self, actor: int, name: str, work: Work) -> int:
         """Have an actor do some work after all that it was asked before; return the call's number.

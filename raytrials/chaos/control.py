@@ -120,7 +120,8 @@ class Control:
 
     def place(self) -> None:
         """Give each actor in line the place that it fits into, if there is one."""
-        for _, actor in sorted(self._waiting.items()):
+        in_line = sorted(self._waiting.values(), key=lambda one: (not one.ahead, one.number))
+        for actor in in_line:
             nodes = [node for node in self.nodes.values() if node.suits(actor)]
             if nodes:
                 self._place_on(self._luck.choice(nodes) if self._luck else nodes[0], actor)

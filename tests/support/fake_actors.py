@@ -1,21 +1,22 @@
-"""Ray's actor manager on a fake cluster, so that the real trial controller runs without Ray's.
+"""An actor manager on a fake cluster, so that a real trial controller runs without Ray's processes.
 
 Actors are plain objects of this process. What they do happens when its virtual time has come, in
-:meth:`FakeActorManager.next`, and callbacks are called there too, in the caller's thread. A plain
-`TuneController` runs on it; the order and avoidance of our own manager are not here.
+:meth:`FakeActorManager.next`, and callbacks are called there too, in the caller's thread. What goes
+to an actor and comes from it is pickled on the way. Ray's `TuneController` runs on it, and ours:
+it has the order and the avoidance of our own manager, but what gives way to an actor that is ahead
+is the next free place only, not one that is too small for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
-
-from ray import exceptions
 
 from raytrials.chaos import FakeCluster
 from raytrials.chaos.actor import State
+from raytrials.chaos.fault import Stopped
 from raytrials.chaos.happening import (
     ActorStarted,
     ActorStartFailed,
@@ -23,124 +24,54 @@ from raytrials.chaos.happening import (
     CallFailed,
     CallReturned,
     Died,
-    Exit,
-    Failure,
     Happening,
-    Raised,
     Unavailable,
 )
 from raytrials.chaos.worker import Work
-
-Told = Callable[..., None] | None
+from support.fake_handles import Acquired, ActorId, Handle, Task, Told, Tracked, over_the_wire
+from support.ray_errors import ray_error
 
 TAKES_S = {"train": 10.0, "save": 2.0, "restore": 2.0}
 
-_TEXTS = {
-    Exit.CRASHED: "The actor is dead because its worker process has died. Worker exit type: "
-    "SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. "
-    "End of file.",
-    Exit.EXITED: "The actor is dead because its worker process has died. Worker exit type: "
-    "INTENDED_USER_EXIT Worker exit detail: Worker exits with an exit code {exit_code}.",
-    Exit.NODE_DIED: "The actor died because its node has died.",
-    Exit.KILLED: "The actor is dead because it was killed by `ray.kill`.",
-    Exit.INTENDED: "The actor is dead because all references to the actor were removed.",
-}
+Takes = Callable[[str, dict[str, Any]], float]
+"""How long a method takes in an actor with a configuration."""
 
 
-def ray_error(failure: Failure, method: str) -> exceptions.RayError:
-    """Return what Ray raises for a failure."""
-    if isinstance(failure, Raised):
-        return task_error(method, failure.exception)
-    if isinstance(failure, Unavailable):
-        return exceptions.ActorUnavailableError("RpcError: socket closed", None)
-    if failure.exit is Exit.SETUP_RAISED:
-        return exceptions.ActorDiedError(
-            exceptions.RayTaskError("__init__", failure.detail, RuntimeError(failure.detail))
-        )
-    died = exceptions.ActorDiedError()
-    text = _TEXTS[failure.exit].format(exit_code=failure.exit_code)
-    died.error_msg = f"{died.error_msg}\n{text}"
-    died._preempted = failure.preempted
-    return died
-
-
-def task_error(method: str, cause: Exception) -> exceptions.RayTaskError:
-    """Return what Ray raises for an exception in a call."""
-    error: exceptions.RayTaskError = exceptions.RayTaskError(
-        method, f"{type(cause).__name__}: {cause}", cause
-    ).as_instanceof_cause()
-    return error
-
-
-class Tracked:
-    """What Ray calls a `TrackedActor`."""
-
-    def __init__(self, number: int, on_start: Told, on_stop: Told, on_error: Told) -> None:
-        self.actor_id = number
-        self.set_on_start(on_start)
-        self.set_on_stop(on_stop)
-        self.set_on_error(on_error)
-
-    def set_on_start(self, on_start: Told) -> None:
-        self.on_start = on_start
-
-    def set_on_stop(self, on_stop: Told) -> None:
-        self.on_stop = on_stop
-
-    def set_on_error(self, on_error: Told) -> None:
-        self.on_error = on_error
-
-    def tell(self, told: Told, *what: Any) -> None:
-        if told:
-            told(self, *what)
-
-
-class Handle:
-    """What Ray calls an `ActorHandle`; what it knows of itself is asked without the cluster."""
-
-    def __init__(self) -> None:
-        self.instance: Any = None
-
-    def __getattr__(self, method: str) -> Any:
-        return _Method(getattr(self.instance, method))
-
-
-@dataclass(frozen=True)
-class _Method:
-    remote: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class _Acquired:
-    resource_request: Any
-
-
-@dataclass(frozen=True)
-class _Task:
-    actor: Tracked
-    method: str
-    on_result: Told
-    on_error: Told
+def takes_usual_s(method: str, config: dict[str, Any]) -> float:
+    return TAKES_S.get(method, 0.1)
 
 
 class FakeActorManager:
-    """What a trial controller uses of Ray's `RayActorManager`.
+    """What a trial controller uses of Ray's `RayActorManager`, or of our `ActorManager`.
 
     Args:
         cluster: where the actors are.
-        takes_s: how long each method takes; others take a tenth of a second.
+        takes_s: how long each method takes.
     """
 
-    def __init__(self, cluster: FakeCluster, takes_s: dict[str, float] | None = None) -> None:
+    def __init__(self, cluster: FakeCluster, takes_s: Takes = takes_usual_s) -> None:
         self._cluster = cluster
-        self._takes_s = TAKES_S if takes_s is None else takes_s
+        self._takes_s = takes_s
+        self._avoided: frozenset[str] | None = None
+        self._stopped: Stopped | None = None
         self._actors: dict[int, Tracked] = {}
-        self._handles: dict[Tracked, tuple[Handle, _Acquired]] = {}
-        self._tasks: dict[int, _Task] = {}
+        self._handles: dict[Tracked, tuple[Handle, Acquired]] = {}
+        self._tasks: dict[int, Task] = {}
         self._to_kill: list[Tracked] = []
         self._failed: set[int] = set()
 
     # --- asking ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def ahead(self, avoided: frozenset[str]) -> Iterator[None]:
+        self._avoided = avoided
+        try:
+            yield
+        finally:
+            self._avoided = None
+
+    def give_up_avoidance(self, actor: Tracked) -> None:
+        self._cluster.avoid_none(actor.actor_id)
 
     def add_actor(  # noqa: PLR0913 - Ray's signature
         self,
@@ -155,15 +86,22 @@ class FakeActorManager:
         plain = getattr(cls, "__ray_metadata__", None)
         kind = plain.modified_class if plain else cls
         handle = Handle()
+        handle.config = kwargs.get("config", {})
+        sent = over_the_wire(kwargs)
 
         def construct() -> None:
-            handle.instance = kind(**kwargs)
+            handle.instance = kind(**sent)
 
-        slots = sum(int(bundle.get("CPU", 0)) for bundle in resource_request.bundles)
-        number = self._cluster.request(slots, setup=Work(self._takes("__init__"), construct))
+        number = self._cluster.request(
+            sum(int(bundle.get("CPU", 0)) for bundle in resource_request.bundles),
+            avoid=self._avoided or (),
+            ahead=self._avoided is not None,
+            setup=self._work("__init__", handle, construct),
+        )
+        handle._actor_id = ActorId(number)
         actor = Tracked(number, on_start, on_stop, on_error)
         self._actors[number] = actor
-        self._handles[actor] = handle, _Acquired(resource_request)
+        self._handles[actor] = handle, Acquired(resource_request)
         return actor
 
     def schedule_actor_task(  # noqa: PLR0913, PLR0917 - likewise
@@ -182,15 +120,19 @@ class FakeActorManager:
             raise ValueError(f"Unknown tracked actor: {tracked_actor}")
         handle, _ = self._handles[tracked_actor]
 
+        if method_name == "reset":
+            handle.config = (args or ({},))[0]
+        sent_args, sent_kwargs = over_the_wire((args or (), kwargs or {}))
+
         def run() -> Any:
             if method_name == "__ray_call__":
-                function, *rest = args or ()
-                return function(handle.instance, *rest, **(kwargs or {}))
-            return getattr(handle.instance, method_name)(*(args or ()), **(kwargs or {}))
+                function, *rest = sent_args
+                return function(handle.instance, *rest, **sent_kwargs)
+            return getattr(handle.instance, method_name)(*sent_args, **sent_kwargs)
 
-        work = Work(self._takes(method_name), run)
+        work = self._work(method_name, handle, lambda: over_the_wire(run()))
         call = self._cluster.call(tracked_actor.actor_id, method_name, work)
-        self._tasks[call] = _Task(tracked_actor, method_name, on_result, on_error)
+        self._tasks[call] = Task(tracked_actor, method_name, on_result, on_error)
         return call if _return_future else None
 
     def remove_actor(
@@ -230,13 +172,24 @@ class FakeActorManager:
             self._cluster.kill(number)
         self.__init__(self._cluster, self._takes_s)  # type: ignore[misc]
 
-    def _takes(self, method: str) -> float:
-        return self._takes_s.get(method, 0.1)
+    def _work(self, method: str, handle: Handle, run: Callable[[], Any]) -> Work:
+        def noted() -> Any:
+            try:
+                return run()
+            except Stopped as stopped:
+                self._stopped = stopped
+                raise
+
+        return Work(self._takes_s(method, handle.config), noted)
 
     # --- telling ---------------------------------------------------------------------------------
 
     def next(self, timeout: float | None = None) -> bool:
-        """Let time go by until one thing happened that somebody waits for."""
+        """Let time go by until one thing happened that somebody waits for.
+
+        Raises:
+            Stopped: all is dead with what a worker did last.
+        """
         if self._to_kill:
             actor = self._to_kill.pop()
             if actor in self._handles:
@@ -245,9 +198,13 @@ class FakeActorManager:
                 actor.tell(actor.on_stop)
             return True
         while (happening := self._cluster.next(timeout)) is not None:
+            if self._stopped:
+                raise self._stopped
             if self._is_awaited(happening):
                 self._resolve(happening)
                 return True
+        if self._stopped:
+            raise self._stopped
         return False
 
     def _is_awaited(self, happening: Happening) -> bool:
@@ -262,7 +219,7 @@ class FakeActorManager:
                 actor.tell(actor.on_start)
             case ActorStartFailed(error=error):
                 self._fail(actor)
-                actor.tell(actor.on_error, ray_error(error, "__init__"))
+                actor.tell(actor.on_error, ray_error(error, "__init__", actor.ray_id))
             case ActorStopped():
                 # Ray lets go of an actor whose stop failed, too.
                 self._cluster.kill(actor.actor_id)
@@ -272,7 +229,7 @@ class FakeActorManager:
                 actor.tell(self._tasks.pop(call).on_result, value)
             case CallFailed(call=call, error=failure):
                 task = self._tasks.pop(call)
-                error = ray_error(failure, task.method)
+                error = ray_error(failure, task.method, actor.ray_id)
                 if isinstance(failure, Died | Unavailable):
                     self._fail(actor)
                     actor.tell(actor.on_error, error)
@@ -289,6 +246,12 @@ class FakeActorManager:
         del self._handles[actor]
 
     # --- looking ---------------------------------------------------------------------------------
+
+    def is_waiting(self, actor: Tracked) -> bool:
+        return actor in self.pending_actors
+
+    def is_idle(self, actor: Tracked) -> bool:
+        return all(task.actor is not actor for task in self._tasks.values())
 
     @property
     def live_actors(self) -> list[Tracked]:
@@ -333,5 +296,5 @@ class FakeActorManager:
         return dict(used)
 
     @property
-    def _live_actors_to_ray_actors_resources(self) -> dict[Tracked, tuple[Handle, _Acquired]]:
+    def _live_actors_to_ray_actors_resources(self) -> dict[Tracked, tuple[Handle, Acquired]]:
         return {actor: self._handles[actor] for actor in self.live_actors}

@@ -215,6 +215,25 @@ def test_one_that_finds_no_place_does_not_hold_up_those_behind_it() -> None:
     assert cluster.node_of(large) == "b"
 
 
+def test_one_that_is_ahead_gets_the_next_place_before_those_that_asked_earlier() -> None:
+    cluster = cluster_of(a=1)
+    running, early = cluster.request(), cluster.request()
+    ahead, second = cluster.request(ahead=True), cluster.request(ahead=True)
+    cluster.kill(running)
+    assert cluster.node_of(ahead) == "a"
+    cluster.kill(ahead)
+    assert cluster.node_of(second) == "a"
+    assert cluster.node_of(early) is None
+
+
+def test_one_that_waits_may_stop_avoiding_nodes() -> None:
+    cluster = cluster_of(a=1)
+    actor = cluster.request(avoid=["a"])
+    assert cluster.node_of(actor) is None
+    cluster.avoid_none(actor)
+    assert cluster.node_of(actor) == "a"
+
+
 def test_nodes_can_be_avoided_pinned_and_chosen_by_label() -> None:
     cluster = cluster_of(a=9, b=9)
     cluster.add_node("c", 9, {"kind": "gpu"})

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import ray
 from ray import exceptions, tune
-from support.fake_actors import FakeActorManager, ray_error
+from support.fake_actors import FakeActorManager
+from support.ray_errors import ray_error
 
 from raytrials import _ray
 from raytrials.chaos import FakeClock, FakeCluster

@@ -1,0 +1,106 @@
+"""A process without time, threads and chance of its own: what runs in it is the same each time.
+
+Everything that reads `time` by its module is turned by a fake clock, Ray's code and ours; what runs
+in threads of its own is run where it is started. Threads that only wait (`threading.Event`) are not
+touched: who starts one here must not wait for it.
+
+Files on the real disk have real times, some milliseconds apart at the least, in which hours go by
+here: a mirror would take what was written twice for unchanged. It finds them numbered instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ray.train._internal import syncer  # noqa: TID251 - its thread is to be none
+
+from raytrials.chaos import FakeClock
+from raytrials.driver import retention
+from raytrials.store.mirror import Mirror
+
+_LAST_NUMBER_NS = 10**15
+"""Above it a file's time is a real one: it was written since it was numbered."""
+
+
+@contextlib.contextmanager
+def virtual(clock: FakeClock, seed: int) -> Iterator[None]:
+    """Within this block time is the clock's, uuids are drawn from `seed`, and threads are none."""
+    luck = random.Random(seed)
+    threads = pa.io_thread_count()
+    numbers = itertools.count(1)
+    run_mirror = Mirror.run
+
+    def next_uuid(*_: Any) -> uuid.UUID:
+        return uuid.UUID(int=luck.getrandbits(128), version=4)
+
+    def run_numbered(mirror: Mirror, source: str, *args: Any, **kwargs: Any) -> None:
+        for path in sorted(Path(source).rglob("*")):
+            if path.stat().st_mtime_ns > _LAST_NUMBER_NS:
+                number = next(numbers)
+                os.utime(path, ns=(number, number))
+        run_mirror(mirror, source, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        # Of several files that are copied at once the first would be chance.
+        pa.set_io_thread_count(1)
+        stack.callback(pa.set_io_thread_count, threads)
+        patch.setattr(time, "time", clock.time)
+        patch.setattr(time, "sleep", clock.sleep)
+        for name in ("monotonic", "thread_time"):
+            patch.setattr(time, name, clock.monotonic)
+        for name in ("uuid1", "uuid4"):
+            patch.setattr(uuid, name, next_uuid)
+        patch.setattr(Mirror, "run", run_numbered)
+        patch.setattr(retention, "ThreadPoolExecutor", InlineExecutor)
+        patch.setattr(syncer._BackgroundProcess, "start", _start_inline)
+        yield
+
+
+class InlineExecutor:
+    """An executor whose work is done when it is submitted."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what a `ThreadPoolExecutor` takes."""
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Do the work; what is no `Exception` ends the caller, whose process would end, too."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args))
+        except Exception as error:  # noqa: BLE001 - whatever the work raises is its result
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **_: Any) -> None:
+        """Nothing runs."""
+
+
+class _Done:
+    """A thread that has ended."""
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self, timeout: float | None = None) -> None:
+        """Return at once."""
+
+
+def _start_inline(process: Any, *args: Any, **kwargs: Any) -> None:
+    process._process = _Done()
+    process._start_time = time.time()
+    try:
+        process._result = {"result": process._fn(*args, **kwargs)}
+    except Exception as error:  # noqa: BLE001 - likewise
+        process._result = {"exception": error}
