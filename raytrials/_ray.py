@@ -41,6 +41,7 @@ from ray.tune.experiment import Experiment, Trial
 from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.logger import LoggerCallback
 from ray.tune.registry import _has_trainable, get_trainable_cls
+from ray.tune.search import BasicVariantGenerator
 from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
@@ -431,6 +432,32 @@ def checkpoints_kept_by(scheduler: Any) -> list[str]:
         if checkpoint is not None:
             kept.append(str(checkpoint.path))
     return kept
+
+
+# --- search algorithms ---------------------------------------------------------------------------
+
+VARIANTS_MADE = ("_iterators", "_random_state")
+"""Attributes of a `BasicVariantGenerator` that go on with each trial that it makes."""
+
+
+def is_lazy(generator: BasicVariantGenerator) -> bool:
+    """Whether a `BasicVariantGenerator` makes its variants one by one (`_iterators`, `lazy_eval`).
+
+    Its `get_state` then has none to give.
+    """
+    return any(iterator.lazy_eval for iterator in generator._iterators)
+
+
+def variants_state(generator: BasicVariantGenerator) -> dict[str, Any]:
+    """Return what `set_state` takes, as `get_state` makes it; of a lazy one, before its first."""
+    made_anew = {"_trial_generator", "_trial_iter"}
+    return {name: value for name, value in vars(generator).items() if name not in made_anew}
+
+
+def rename_variant(generator: BasicVariantGenerator, old: str, new: str) -> None:
+    """Let `max_concurrent` count a trial under another id (`_live_trials`)."""
+    generator._live_trials.discard(old)
+    generator._live_trials.add(new)
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -547,6 +547,32 @@ class InvariantError(RaytrialsError):
         return f"The state of the experiment contradicts itself: {'; '.join(self.wrong)}."
 
 
+class UnpicklableStateError(RaytrialsError):
+    """The state of the searcher or scheduler cannot be saved, or not be loaded here.
+
+    The fault of the object that is named, such as a lock or a connection in a searcher of the
+    user's own. Spends no budget and ends nothing: trials are saved without it.
+
+    Attributes:
+        part: whose state.
+        detail: the attribute that is the reason, and what was said of it.
+    """
+
+    exit_code = 4
+
+    def __init__(self, part: str, detail: str) -> None:
+        super().__init__(part, detail)
+        self.part = part
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"The state of the {self.part} does not outlive the driver, because it cannot be "
+            f"pickled: {self.detail}. Trials and checkpoints are saved all the same. Leave such "
+            "an object out in __getstate__ and make it again in __setstate__."
+        )
+
+
 class JournalCorruptError(RaytrialsError):
     """The journal or its snapshots are damaged where it cannot be mended.
 

@@ -395,8 +395,8 @@ class SearcherTold(TrialEvent):
     """The searcher is told something of the trial.
 
     Attributes:
-        call: `result` or `complete`.
-        iteration: of the result, or of the last one.
+        call: `result`, `complete`, `pause` or `unpause`.
+        iteration: of the result that it is given, 0 if it is given none.
         error: whether it ended with an error.
     """
 

@@ -261,7 +261,7 @@ def _on_told(step: Step, event: SearcherTold) -> None:
     step.require(not trial.told_complete, "the searcher was told of its end")
     if event.call == "complete":
         trial.told_complete = True
-    else:
+    elif event.call == "result":
         trial.told_iteration = event.iteration
 
 

@@ -32,7 +32,6 @@ from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
-from raytrials.driver.chronicle import Chronicle
 from raytrials.driver.rebuild import forget_progress, record_of, trial_of
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
@@ -382,7 +381,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def settle(self) -> None:
         """Wait until everything recorded so far is durable, and go on with what waited for it."""
         self._chronicle.settle()
-        self._chronicle.tick(lambda: {})
+        self._chronicle.tick(dict)
 
     def cleanup(self) -> None:
         """Clean up as Ray does; what is done to trials from here on is no end of theirs."""

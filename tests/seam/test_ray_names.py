@@ -14,6 +14,8 @@ import pytest
 import ray
 from packaging.requirements import Requirement
 from ray.tune.impl import tuner_internal
+from ray.tune.search import BasicVariantGenerator, Searcher, basic_variant
+from ray.tune.search.search_generator import SearchGenerator
 from ray.tune.trainable import trainable
 from ray.tune.tune import run
 
@@ -209,6 +211,34 @@ def _string_constants(source: str) -> list[Any]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
+
+
+def test_the_generators_of_trials_have_the_attributes_that_we_use() -> None:
+    variants = vars(BasicVariantGenerator())
+    for name in ("_iterators", "_live_trials", "_random_state", "_trial_generator", "_trial_iter"):
+        assert name in variants, f"Ray no longer sets BasicVariantGenerator.{name}"
+    source = inspect.getsource(basic_variant)
+    assert "iterator.lazy_eval for iterator in self._iterators" in source
+    made_anew = inspect.getsource(BasicVariantGenerator.get_state)
+    assert all(f'del state["{name}"]' in made_anew for name in ("_trial_generator", "_trial_iter"))
+    searcher = Searcher(metric="m", mode="max")
+    generator = SearchGenerator(searcher)
+    assert generator.searcher is searcher
+    assert {"counter", "experiment"} <= set(generator.get_state())
+
+
+def test_the_search_generator_asks_and_tells_its_searcher_as_ours_stands_for_it() -> None:
+    assert parameters(Searcher.suggest) == ["trial_id"]
+    assert parameters(Searcher.on_trial_result) == ["trial_id", "result"]
+    assert parameters(Searcher.on_trial_complete) == ["trial_id", "result", "error"]
+    source = inspect.getsource(SearchGenerator)
+    for call in (
+        "self.searcher.suggest(trial_id)",
+        "self.searcher.on_trial_result(trial_id, result)",
+        "self.searcher.on_trial_complete(trial_id=trial_id, result=result, error=error)",
+        "type(searcher).__name__",
+    ):
+        assert call in source, f"SearchGenerator no longer says {call}"
 
 
 def test_the_actor_error_says_what_we_ask_it() -> None:

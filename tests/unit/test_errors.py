@@ -32,6 +32,7 @@ ARGUMENTS = {
     errors.LeaseExpiredError: ("/storage/tune", 3, 31),
     errors.IllegalEventError: ("TrialAdded", 7, "t1", "it is there", ("3 TrialAdded",)),
     errors.InvariantError: (("t1: two rows", "3 run at once"),),
+    errors.UnpicklableStateError: ("searcher", "Mine.lock: cannot pickle a lock"),
     errors.JournalCorruptError: ("journal/1.jsonl", 17, "a record is damaged"),
     errors.CorruptManifestError: ("its digest is wrong",),
     errors.NoCheckpointError: ("abc", ("checkpoint_000001: missing", "checkpoint_000000: torn")),
