@@ -41,6 +41,7 @@ from ray.tune.experiment import Experiment, Trial
 from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.logger import LoggerCallback
 from ray.tune.registry import _has_trainable, get_trainable_cls
+from ray.tune.result import RESULT_DUPLICATE
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
@@ -58,6 +59,7 @@ __all__ = [
     "EXPR_ERROR_FILE",
     "EXPR_ERROR_PICKLE_FILE",
     "OVERRIDDEN",
+    "RESULT_DUPLICATE",
     "USED",
     "AirEntrypoint",
     "CallbackList",
@@ -314,6 +316,16 @@ def checkpoint_manager_of(controller: Any) -> Any:
     return _ExperimentCheckpointManager(
         storage=controller._storage, checkpoint_period=controller._checkpoint_period
     )
+
+
+def keep_staging_directory(storage: StorageContext, before: StorageContext) -> None:
+    """Let a driver use the local directory of the one before (`StorageContext._timestamp`)."""
+    storage._timestamp = before._timestamp
+
+
+def callbacks_in(callbacks: Any) -> list[Any]:
+    """Return the callbacks in Ray's `CallbackList` (`_callbacks`): the list itself."""
+    return cast("list[Any]", callbacks._callbacks)
 
 
 def trial_from_json(text: str, checkpoint_config: Any) -> Trial:

@@ -220,6 +220,32 @@ class NotAnExperimentError(RaytrialsError, ValueError):
         )
 
 
+class ExperimentExistsError(RaytrialsError, ValueError):
+    """A new experiment was to be started at a path that holds one.
+
+    The caller's to decide; raised before anything is written; spends no budget.
+
+    Attributes:
+        path: of the experiment.
+        found: what shows that there is one.
+    """
+
+    exit_code = 2
+
+    def __init__(self, path: str, found: str) -> None:
+        super().__init__(path, found)
+        self.path = path
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path!r} holds an experiment ({self.found}). Continue it with "
+            'Tuner(..., resume="auto") or Tuner.restore(path, trainable), start beside it with '
+            'another RunConfig(name=...), or start anew in its place with resume="overwrite", '
+            "which removes it when fit() is called. Nothing was changed."
+        )
+
+
 class TrialError(RaytrialsError):
     """One failure of one trial, typed.
 

@@ -9,7 +9,7 @@ and away from some nodes; which placement group it gets is `raytrials.driver.pla
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -18,12 +18,18 @@ from ray import exceptions
 from raytrials import _ray
 from raytrials.driver.placement import Placement
 
+URGENT_S = 0.01
+"""How long the loop waits for actors while trials wait for the journal."""
+
 
 class ActorManager(_ray.RayActorManager):  # type: ignore[misc]
     """Ray's actor manager, for which no error is unexpected.
 
     Args:
         resource_manager: where the placement groups come from.
+
+    Attributes:
+        is_urgent: whether something but an actor is about to happen.
     """
 
     def __init__(self, resource_manager: Placement) -> None:
@@ -31,6 +37,13 @@ class ActorManager(_ray.RayActorManager):  # type: ignore[misc]
         self._placement = resource_manager
         self._ahead: set[Any] = set()
         self._request_ahead_of_others = False
+        self.is_urgent: Callable[[], bool] = lambda: False
+
+    def next(self, timeout: float | None = None) -> bool:
+        """Wait for what happens next; not for long while something else is about to happen."""
+        if self.is_urgent() and (timeout is None or timeout > URGENT_S):
+            timeout = URGENT_S
+        return bool(super().next(timeout))
 
     # --- recovered trials go first ---------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class Announcer(_ray.CallbackList):  # type: ignore[misc]
     """
 
     def __init__(self, callbacks: Any, chronicle: Chronicle) -> None:
-        super().__init__(callbacks._callbacks)  # noqa: SLF001 - the same list of callbacks
+        super().__init__(_ray.callbacks_in(callbacks))
         self._chronicle = chronicle
         self._queue: list[functools.partial[Any]] = []
 

@@ -287,8 +287,10 @@ class Checkpoints:
 
     # --- what no driver has seen -----------------------------------------------------------------
 
-    def unseen(self, trial: Trial) -> list[Any]:
+    def unseen(self, trial: Trial) -> list[tuple[Any, int]]:
         """Return results with whole checkpoints that the trial's record does not know, in order.
+
+        Each with the attempt that made it.
 
         A worker can commit one, and die or lose its driver before the driver hears of it.
         """
@@ -315,7 +317,8 @@ class Checkpoints:
             if problem or finding.manifest is None:
                 self.charge(trial, checkpoint, problem, Cause.CHECKPOINT_CORRUPT)
             elif finding.manifest.header.attempt >= account.adopts_from:
-                found.append(_result_of(checkpoint, finding.manifest))
+                attempt = finding.manifest.header.attempt
+                found.append((_result_of(checkpoint, finding.manifest), attempt))
         return found
 
     def put_out(self, trial: Trial) -> list[str]:

@@ -14,14 +14,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ray.tune import ResumeConfig
 from ray.tune.schedulers import TrialScheduler
 
 from raytrials import _ray, settings
 from raytrials.core.fault import Cause
+from raytrials.core.status import Status
+from raytrials.driver import recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.check import check
 from raytrials.driver.placement import Placement
+from raytrials.driver.recorded import RecordedController
 from raytrials.driver.recovery import Recovery, tell_decided
 from raytrials.driver.rerun import NeverStops, Silent
 from raytrials.driver.retention import Retention, StateSyncer
@@ -35,11 +39,12 @@ class _ResultRefusedError(Exception):
     """Carries out of Ray's code that a report lacks a metric; the trial fails with its cause."""
 
 
-class Controller(_ray.TuneController):  # type: ignore[misc]
+class Controller(RecordedController):
     """Ray's trial controller, with our trials in it.
 
     Args:
         context: what all trials of this `fit()` share.
+        resume_config: what is to be resumed, None for a new experiment.
         **kwargs: as Ray's.
     """
 
@@ -50,8 +55,9 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     _search_alg: Any
     _stopper: Any
 
-    def __init__(self, context: FitContext, **kwargs: Any) -> None:
-        self._context = context
+    def __init__(
+        self, context: FitContext, resume_config: ResumeConfig | None = None, **kwargs: Any
+    ) -> None:
         self._recovery = Recovery(
             context.cluster,
             settings.AVOID_NODE_S.get(),
@@ -63,19 +69,26 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         self._latest_failure: Exception | None = None
         placement = Placement()
         placement.shunned = context.cluster.without_package
-        super().__init__(resource_manager_factory=lambda: placement, **kwargs)
+        super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
         self._actor_manager = ActorManager(resource_manager=placement)
+        self._actor_manager.is_urgent = lambda: self._chronicle.is_awaited
         self._syncer = StateSyncer(self._storage)
         self._storage.syncer = self._syncer
         self._retention = context.retention = Retention(
-            self._syncer, self._paths_in_use, context.checkpoints.unverified
+            self._syncer,
+            self._paths_in_use,
+            context.checkpoints.unverified,
+            self._chronicle.await_durable,
         )
         context.cluster.require_package()
+        if resume_config is not None:
+            # Not in Ray's constructor: that one passes over every error, and starts anew.
+            self._go_on(resume_config)
+            self._resumed = True
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         for name in (
-            "_context",
             "_recovery",
             "_replaced",
             "_latest_failure",
@@ -92,13 +105,10 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial)
+                self._carry_out(trial)
                 self._put_out(trial)
 
     # --- every trial is ours ---------------------------------------------------------------------
-
-    def add_trial(self, trial: _ray.Trial) -> None:
-        """Add a trial, whichever searcher made it, as one of ours."""
-        super().add_trial(adopt(trial, self._context))
 
     def _restore_trials(self, experiment_state: dict[str, Any]) -> list[Trial]:
         trials = [
@@ -125,7 +135,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
                 continue
             tell_decided(trial, booked, "is resumed with fresh budgets" if resumed else "is ended")
             trial.set_status(Trial.ERROR)
-            if not resumed:
+            recording.finished(trial, Status.FAILED, trial.account.faults[-1].reason)
+            if not resumed and not self._chronicle.is_open:
                 self._search_alg.on_trial_complete(trial.trial_id, error=True)
 
     def _maybe_update_trial_queue(self) -> None:
@@ -140,10 +151,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     # --- the life of an attempt ------------------------------------------------------------------
 
     def _schedule_trial_actor(self, trial: Trial) -> None:
-        if self._recovery.is_held(trial):
+        if self._recovery.is_held(trial) or not self._is_cleared(trial, self._schedule_trial_actor):
             return
-        trial.init_local_path()  # the attempt's names are looked for in its directory
-        trial.begin_attempt()
         if trial.exploits():
             self._put_out(trial)
         super()._schedule_trial_actor(trial)
@@ -155,8 +164,13 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             trial.placement_group_factory
         ):
             # The attempt's names travel with the call that makes the actor ready for the trial.
-            trial.begin_attempt()
+            start = self._waiting.get(trial, self._reuse)
+            if trial not in self._trial_to_actor and not self._is_cleared(trial, start):
+                return False
         return bool(super()._maybe_reuse_cached_actor(trial))
+
+    def _reuse(self, trial: Trial) -> None:
+        self._maybe_reuse_cached_actor(trial)
 
     def _actor_started(self, tracked_actor: Any, log: str = "STARTED") -> None:
         trial = self._actor_to_trial[tracked_actor]
@@ -173,6 +187,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             saved = checkpoints.choose(trial)
             if saved is None:
                 trial.begin_anew()
+                recording.started(trial, None)
                 return False
             handed_out = trial.handed_out(saved)
             trial.temporary_state.restoring_from = saved
@@ -217,6 +232,7 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
             self._schedule_trial_train(trial)
 
     def _schedule_load(self, trial: Trial, handed_out: Any) -> None:
+        recording.started(trial, trial.temporary_state.restoring_from)
         self._schedule_trial_task(
             trial=trial,
             method_name="restore",
@@ -235,8 +251,9 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         except (NewerFormatError, StorageError):
             logger.warning("Could not look for newer checkpoints of %s.", trial, exc_info=True)
             return
-        for result in unseen:
+        for result, attempt in unseen:
             status = trial.status
+            trial.takes_over = attempt
             logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
             self._set_status_quietly(trial, Trial.RUNNING)
             self._process_trial_save(trial, result)
@@ -245,17 +262,33 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
                     report = {**result.metrics, "config": trial.config}
                     self._process_trial_result(trial, report)
                 except _ResultRefusedError as refused:
+                    trial.takes_over = 0
                     self._process_trial_failure(trial, ValueError(str(refused)))
                     return
                 except (AttributeError, LookupError, TypeError, ValueError):
                     # A manifest holds plain values; a stopper may want others.
                     logger.warning("A report of %s could not be told.", trial, exc_info=True)
+            trial.takes_over = 0
             decision = self._queued_trial_decisions.pop(trial.trial_id, None)
             if decision == TrialScheduler.STOP:
                 self.stop_trial(trial)
                 return
             paused = decision == TrialScheduler.PAUSE
             self._set_status_quietly(trial, Trial.PAUSED if paused else status)
+            if paused:
+                trial.on_paused()
+
+    def _carry_out(self, trial: Trial) -> None:
+        """Carry out what was decided before the driver before could."""
+        record = recording.known(trial)
+        if record is None or not record.is_decision_open or trial.is_finished():
+            return
+        if record.decision == TrialScheduler.STOP:
+            self._set_status_quietly(trial, Trial.RUNNING)
+            self.stop_trial(trial)
+        else:
+            self._set_status_quietly(trial, Trial.PAUSED)
+            trial.on_paused()
 
     def _put_out(self, trial: Trial) -> None:
         """Delete what was put out, and nobody has deleted."""
@@ -291,6 +324,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         self._syncer.is_last = wait
         super().checkpoint(force=force, wait=wait)
         if wait:
+            self._retention.start()
+            self.settle()
             self._retention.finish()
         else:
             self._retention.tick()
@@ -334,14 +369,30 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
 
     def _process_trial_result(self, trial: Trial, result: dict[str, Any]) -> str | None:
         trial.on_report(result)
+        if _ray.RESULT_DUPLICATE not in result:
+            recording.reported(trial, result)
         if trial.is_rerun(result):
             last = result["training_iteration"] == trial.told_iteration
             with self._muted(trial.told_decision if last else None):
                 decision: str | None = super()._process_trial_result(trial, result)
             return decision
-        decision = super()._process_trial_result(trial, result)
-        trial.on_told(result, decision or self._cached_trial_decisions.get(trial.trial_id))
+        with self._searcher_muted(trial, result):
+            decision = super()._process_trial_result(trial, result)
+        made = decision or self._cached_trial_decisions.get(trial.trial_id)
+        recording.decided(trial, result, made)
+        trial.on_told(result, made)
         return decision
+
+    @contextlib.contextmanager
+    def _searcher_muted(self, trial: Trial, result: dict[str, Any]) -> Iterator[None]:
+        """Within this block the searcher is not told of a result that it knows."""
+        search_alg = self._search_alg
+        if 0 < iteration_of(result) <= trial.told_searcher_until:
+            self._search_alg = Silent(search_alg)
+        try:
+            yield
+        finally:
+            self._search_alg = search_alg
 
     @contextlib.contextmanager
     def _muted(self, decision: str | None) -> Iterator[None]:
@@ -373,7 +424,8 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         idle = actor is None or self._actor_manager.is_idle(actor)
         super()._schedule_trial_stop(trial, exception=exception)
         trial.end_attempt(cleanly=idle and not exception)
-        if self._recovery.drop(trial) and trial in self._staged_trials:
+        waited = self._waiting.pop(trial, None) is not None
+        if (self._recovery.drop(trial) or waited) and trial in self._staged_trials:
             self._unstage_trial_with_resources(trial)
 
     def _schedule_trial_pause(self, trial: Trial, should_checkpoint: bool = True) -> None:  # noqa: FBT001, FBT002 - Ray's signature
@@ -414,6 +466,9 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         had_errored = self._has_errored
         super()._process_trial_failure(trial, error)
         self._has_errored = had_errored
+        record = recording.known(trial)
+        if record is not None and record.is_finished and not record.told_complete:
+            self._search_complete(trial)
         self._log_failure(trial, exception)
         self._on_settled(trial)
         if self._fail_fast == self.RAISE and trial.was_charged:
@@ -453,6 +508,11 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
         if trial not in self._staged_trials:
             self._staged_trials.add(trial)
             self._actor_cache.increase_max(trial.placement_group_factory)
+        self._request_ahead(trial)
+
+    def _request_ahead(self, trial: Trial) -> None:
+        if not self._is_cleared(trial, self._request_ahead):
+            return
         avoided = self._recovery.nodes_to_avoid(trial)
         with self._actor_manager.ahead(avoided):
             self._schedule_trial_actor(trial)
@@ -462,12 +522,18 @@ class Controller(_ray.TuneController):  # type: ignore[misc]
     def _end_with_error(self, trial: Trial) -> None:
         """End a held trial whose charge turned out to be one too many, as Ray ends others."""
         error = trial.latest_error
+        recording.finished(trial, Status.FAILED, trial.account.faults[-1].reason)
         self._scheduler_alg.on_trial_error(self, trial)
+        self._search_complete(trial)
         self._search_alg.on_trial_complete(trial.trial_id, error=True)
         self._schedule_trial_stop(trial, exception=error)
         self._callbacks.on_trial_error(iteration=self._iteration, trials=self._trials, trial=trial)
         if self._fail_fast == self.RAISE and error is not None:
             raise error.__cause__ or error
+
+    def _search_complete(self, trial: Trial) -> None:
+        if self._search is not None:
+            self._search.on_complete(trial.trial_id, error=True)
 
     def on_step_begin(self) -> None:
         """Look after the trials that wait for a retry or for a charge."""

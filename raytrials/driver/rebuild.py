@@ -80,6 +80,8 @@ def trial_of(
         _ray.set_checkpoints(trial, _ray.registered_checkpoints(trial), saved)
     trial.storage.current_checkpoint_index = record.next_index - 1
     trial.told_iteration = record.decided_iteration
+    if record.told_iteration > record.decided_iteration:
+        trial.told_searcher_until = record.told_iteration
     trial.init_local_path()
     trial.invalidate_json_state()
     trial.run_metadata.invalidate_cache()

@@ -13,13 +13,13 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import ray
 from ray.tune import ResumeConfig
 
-import raytrials
 from raytrials import _ray
 from raytrials.core.event import (
     DriverAttached,
@@ -32,6 +32,7 @@ from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
+from raytrials.driver.chronicle import Chronicle
 from raytrials.driver.rebuild import forget_progress, record_of, trial_of
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
@@ -47,6 +48,20 @@ SEARCHER, STOPPER = "searcher", "stopper"
 
 RAY_STATE_S = 60.0
 """How often Ray's own state is written, unless `TUNE_GLOBAL_CHECKPOINT_S` says otherwise."""
+
+
+_OURS = (
+    "_announcer",
+    "_chronicle",
+    "_context",
+    "_disk",
+    "_lost",
+    "_resume_config",
+    "_resumed_first",
+    "_search",
+    "_stop_reason",
+    "_waiting",
+)
 
 
 class RecordedController(_ray.TuneController):  # type: ignore[misc]
@@ -77,17 +92,30 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             kwargs.setdefault("checkpoint_period", RAY_STATE_S)
         super().__init__(**kwargs)
         self._disk = disk_of(self._storage.storage_filesystem)
-        self._chronicle = context.chronicle = context.make_chronicle(
+        self._chronicle = context.chronicle = Chronicle(
             self._disk, self._storage.experiment_fs_path
         )
         self._announcer = Announcer(self._callbacks, self._chronicle)
         self._callbacks = self._announcer
         self._resume_config = resume_config
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what Ray saves of a controller: nothing of ours."""
+        state: dict[str, Any] = super().__getstate__()
+        for name in _OURS:
+            state.pop(name, None)
+        return state
+
+    def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
+        """Set up the callbacks; a new experiment's journal begins here."""
+        if not self._chronicle.is_open:
+            self._begin(total_num_samples)
+        super().setup_experiments(experiments, total_num_samples)
+
     def _begin(self, total_num_samples: int) -> None:
         """Begin the journal of a new experiment."""
         if self._chronicle.has_events():
-            raise ExperimentExistsError(self._storage.experiment_fs_path)
+            raise ExperimentExistsError(self._storage.experiment_fs_path, "a journal")
         self._context.experiment = self._context.experiment or uuid.uuid4().hex
         # From the user's own source of randomness: what they seeded decides here too.
         seed = int(np.random.randint(0, 2**31 - 1))  # noqa: NPY002 - the global one is meant
@@ -109,7 +137,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         versions = {
             "python": sys.version.split()[0],
             "ray": ray.__version__,
-            "raytrials": raytrials.__version__,
+            "raytrials": version("raytrials"),
         }
         self._chronicle.record(
             DriverAttached(
@@ -171,7 +199,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         lost = self._recall(recovered)
         trials = self._rebuild(list(state.trials.values()))
         if trials:
-            self._storage._timestamp = trials[0].storage._timestamp  # noqa: SLF001 - as Ray does
+            _ray.keep_staging_directory(self._storage, trials[0].storage)
         self._chronicle.open()
         self._attach(self._search_alg.total_samples, recovered.damage)
         for part, detail in lost:

@@ -24,6 +24,7 @@ from raytrials.core.event import (
     TrialConfigChanged,
     TrialFinished,
     TrialPaused,
+    TrialResumed,
 )
 from raytrials.core.fault import ChargedFault
 from raytrials.core.plain import plain_metrics
@@ -146,11 +147,11 @@ def restored(trial: Trial) -> None:
         _record(trial, AttemptRestored(trial.trial_id, record.attempt))
 
 
-def reported(trial: Trial, result: dict[str, Any], attempt: int | None = None) -> None:
+def reported(trial: Trial, result: dict[str, Any]) -> None:
     """A report arrived."""
     if _is_kept(trial):
         metrics = {name: value for name, value in result.items() if name != CONFIG}
-        attempt = trial.account.attempt if attempt is None else attempt
+        attempt = trial.takes_over or trial.account.attempt
         event = ResultReported(trial.trial_id, attempt, iteration_of(result), metrics)
         _record(trial, event)
 
@@ -161,7 +162,7 @@ def decided(trial: Trial, result: dict[str, Any], decision: str | None) -> None:
         _record(trial, DecisionMade(trial.trial_id, iteration_of(result), str(decision)))
 
 
-def committed(trial: Trial, index: int, result: Any, attempt: int | None = None) -> None:
+def committed(trial: Trial, index: int, result: Any) -> None:
     """A checkpoint of the trial is on storage."""
     record = known(trial)
     if record is None or not _is_kept(trial) or index in record.checkpoints:
@@ -169,7 +170,7 @@ def committed(trial: Trial, index: int, result: Any, attempt: int | None = None)
     metrics = {name: value for name, value in result.metrics.items() if name != CONFIG}
     iteration = iteration_of(metrics)
     same = iteration == record.iteration and record.last_result
-    attempt = trial.account.attempt if attempt is None else attempt
+    attempt = trial.takes_over or trial.account.attempt
     seq = _record(
         trial,
         CheckpointCommitted(trial.trial_id, attempt, index, iteration, None if same else metrics),
@@ -206,9 +207,11 @@ def fault(  # noqa: PLR0913 - flags by name
     record = known(trial)
     if record is None or not _is_kept(trial):
         return
+    if record.is_finished and ends_attempt and not settles:
+        # It failed while its end was told: it has not ended after all.
+        _record(trial, TrialResumed(trial.trial_id))
     number = min(record.undecided) if settles else len(record.faults) + 1
-    ends = ends_attempt and (settles or not record.is_finished)
-    event = FaultRecorded(trial.trial_id, number, charged, history, decided, ends)
+    event = FaultRecorded(trial.trial_id, number, charged, history, decided, ends_attempt)
     _record(trial, event)
 
 

@@ -205,10 +205,11 @@ class Retention:
         if time.monotonic() >= self._next_s:
             # Its own time: on a busy machine it must not wait for what others cost it.
             begun_s = time.thread_time()
-            self._start()
+            self.start()
             self._next_s = time.monotonic() + 19 * (time.thread_time() - begun_s)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start what is due."""
         self._collect()
         if not self._waiting:
             return
@@ -236,7 +237,7 @@ class Retention:
 
     def finish(self) -> None:
         """Delete what may go, and wait for it."""
-        self._start()
+        self.start()
         for future in list(self._running):
             future.exception()
         self._collect()

@@ -14,6 +14,7 @@ import functools
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -69,6 +70,7 @@ class FitContext:
         checkpoints: names, chooses and takes over the trials' checkpoints.
         retention: deletes those that are put out; set when the controller has its storage.
         chronicle: where all that happens is recorded; set when the controller has its storage.
+        param_space: the search space as plain values, to be read and compared.
         experiment: id of the experiment; the same over all its drivers and moves.
     """
 
@@ -80,6 +82,7 @@ class FitContext:
     trainable_cls: type | None = None
     retention: Retention | None = None
     chronicle: Chronicle | None = None
+    param_space: Mapping[str, Any] = field(default_factory=dict)
     experiment: str = ""
 
 
@@ -114,6 +117,9 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         told_decision: what the scheduler decided then; None once it has been acted on.
         first_index: the first index that the present attempt may give to a checkpoint.
         assigned_seq: number of the event that has to be durable before an actor is requested.
+        takes_over: the attempt whose unseen checkpoint is being taken over, 0 for none.
+        told_searcher_until: iterations up to this one the searcher knows, though nobody has decided
+            on them; 0 for none.
         latest_error: the typed error of the latest failure that was booked by this driver.
     """
 
@@ -127,6 +133,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     told_decision: str | None = None
     first_index: int = 0
     assigned_seq: int = 0
+    takes_over: int = 0
+    told_searcher_until: int = 0
     latest_error: TrialError | None = None
     _failed_s: float = 0.0
     _suspects: tuple[tuple[str, float], ...] = ()
@@ -280,7 +288,7 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def on_told(self, result: dict[str, Any], decision: str | None) -> None:
         """Searcher and scheduler were told a new iteration, and decided."""
         if iteration_of(result):
-            self.rerun_until = 0
+            self.rerun_until = self.told_searcher_until = 0
             self.told_iteration = iteration_of(result)
             self.told_decision = decision
 
@@ -560,6 +568,8 @@ _IN_MEMORY = (
     "told_decision",
     "first_index",
     "assigned_seq",
+    "takes_over",
+    "told_searcher_until",
     "latest_error",
     "_failed_s",
     "_suspects",
