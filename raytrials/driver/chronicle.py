@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import posixpath
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ from raytrials.store.recovery import (
 from raytrials.store.snapshot import Snapshot, SnapshotName
 
 logger = logging.getLogger(__name__)
+
+_LEVELS = 2
+"""How many directories above an experiment's may be as new as it is."""
 
 CLOSE_S = 30.0
 """How long the last events may take to become durable when the driver goes."""
@@ -71,6 +75,7 @@ class Chronicle:
         self._journal: Journal | None = None
         self._pump: Pump | None = None
         self._writer: ThreadPoolExecutor | None = None
+        self._interval_s = 0.0
         self._snapshot_seq = 0
         self._snapshot_s = 0.0
         self._snapshot_cost_s = 0.0
@@ -99,6 +104,7 @@ class Chronicle:
     def open(self) -> None:
         """Begin to write. Raises StorageError."""
         retry_s = settings.STORAGE_RETRY_S.get()
+        self._secure_directories()
         epoch = max(self.state.epoch, highest_epoch(self._disk, self._home, retry_s=retry_s)) + 1
         self._journal = open_journal(
             self._disk,
@@ -110,11 +116,22 @@ class Chronicle:
         )
         self._snapshot_seq = self.state.seq
         self._snapshot_s = self._clock.monotonic()
+        interval = settings.FSYNC_S if self._disk.has_rename else settings.FLUSH_S
+        self._interval_s = interval.get()
         if self._in_background:
-            interval = settings.FSYNC_S if self._disk.has_rename else settings.FLUSH_S
-            self._pump = Pump(self._journal, interval.get())
+            self._pump = Pump(self._journal, self._interval_s)
             self._pump.start()
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="raytrials-snapshot")
+
+    def _secure_directories(self) -> None:
+        """Make the experiment's own directory durable: Ray makes it, and syncs nothing."""
+        above = posixpath.dirname(self._home)
+        for _ in range(_LEVELS):
+            above = posixpath.dirname(above)
+            try:
+                self._disk.sync(above or "/")
+            except OSError as error:
+                logger.debug("%s cannot be synced: %s", above, error)
 
     @property
     def is_open(self) -> bool:
@@ -198,8 +215,8 @@ class Chronicle:
         journal = self._journal
         if journal is None:
             return
-        if self._pump is None and journal.is_urgent:
-            journal.sync()
+        if self._pump is None:
+            self._sync_if_due(journal)
         journal.tick()
         if not self._is_writing and snapshots.is_due(
             journal.seq - self._snapshot_seq,
@@ -207,6 +224,14 @@ class Chronicle:
             self._snapshot_cost_s,
         ):
             self.take_snapshot(parts())
+
+    def _sync_if_due(self, journal: Journal) -> None:
+        """Do what the thread does where there is none."""
+        if journal.is_urgent or (journal.is_pending and journal.lag_s >= self._interval_s):
+            try:
+                journal.sync()
+            except StorageError as error:
+                logger.warning("The journal is tried again: %s", error)
 
     def take_snapshot(self, parts: Mapping[str, bytes], *, at_once: bool = False) -> None:
         """Write what there is now as a snapshot, when all events in it are durable.

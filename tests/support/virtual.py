@@ -11,6 +11,7 @@ here: a mirror would take what was written twice for unchanged. It finds them nu
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -21,12 +22,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from ray.train._internal import syncer  # noqa: TID251 - its thread is to be none
 
 from raytrials.chaos import FakeClock
-from raytrials.driver import retention
+from raytrials.driver import recorded, retention
+from raytrials.driver.chronicle import Chronicle
 from raytrials.store.mirror import Mirror
 
 _LAST_NUMBER_NS = 10**15
@@ -64,6 +67,9 @@ def virtual(clock: FakeClock, seed: int) -> Iterator[None]:
             patch.setattr(uuid, name, next_uuid)
         patch.setattr(Mirror, "run", run_numbered)
         patch.setattr(retention, "ThreadPoolExecutor", InlineExecutor)
+        patch.setattr(recorded, "Chronicle", functools.partial(Chronicle, in_background=False))
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the global one
+        np.random.seed(luck.getrandbits(32))  # noqa: NPY002 - likewise
         patch.setattr(syncer._BackgroundProcess, "start", _start_inline)
         yield
 
