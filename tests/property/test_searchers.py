@@ -72,15 +72,10 @@ def bayesopt(**arguments: Any) -> Any:
     pytest.importorskip("bayes_opt")
     from ray.tune.search.bayesopt import BayesOptSearch  # noqa: PLC0415 - likewise
 
-    # Else it says "none now" to a repeated suggestion, and is done after a few of those.
-    return BayesOptSearch(
-        metric=METRIC,
-        mode=MODE,
-        random_search_steps=5,
-        skip_duplicate=False,
-        patience=1_000,
-        **arguments,
-    )
+    # It draws also for an ask that it then leaves unanswered, in its random steps and for what it
+    # suggested before; how many of those there are depends on the clock.
+    answering = {"random_search_steps": 0, "skip_duplicate": False, "patience": 1_000}
+    return BayesOptSearch(metric=METRIC, mode=MODE, **answering, **arguments)
 
 
 def define_by_run(trial: Any) -> dict[str, Any]:
