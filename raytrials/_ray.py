@@ -10,17 +10,25 @@ override.
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import functools
+import json
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray import cloudpickle, exceptions
 from ray.air._internal.usage import AirEntrypoint
-from ray.air.constants import EXPR_ERROR_FILE, EXPR_ERROR_PICKLE_FILE
+from ray.air.constants import (
+    EXPR_ERROR_FILE,
+    EXPR_ERROR_PICKLE_FILE,
+    EXPR_PROGRESS_FILE,
+    EXPR_RESULT_FILE,
+)
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
@@ -38,8 +46,10 @@ from ray.tune.callback import CallbackList
 from ray.tune.execution.experiment_state import _ExperimentCheckpointManager
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
+from ray.tune.experimental.output import ProgressReporter  # prints, with RAY_AIR_NEW_OUTPUT
 from ray.tune.impl.tuner_internal import TunerInternal
-from ray.tune.logger import LoggerCallback
+from ray.tune.logger import CSVLoggerCallback, LoggerCallback, TBXLoggerCallback
+from ray.tune.progress_reporter import TrialProgressCallback  # prints, without it
 from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.result import RESULT_DUPLICATE
 from ray.tune.search import BasicVariantGenerator
@@ -47,6 +57,7 @@ from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
 from ray.tune.utils import flatten_dict
+from ray.tune.utils.util import SafeFallbackEncoder
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrials import settings
@@ -58,6 +69,8 @@ TESTED = ((2, 57), (2, 60))
 __all__ = [
     "EXPR_ERROR_FILE",
     "EXPR_ERROR_PICKLE_FILE",
+    "EXPR_PROGRESS_FILE",
+    "EXPR_RESULT_FILE",
     "OVERRIDDEN",
     "RESULT_DUPLICATE",
     "USED",
@@ -67,10 +80,12 @@ __all__ = [
     "FilesystemSyncer",
     "FunctionTrainable",
     "PlacementGroupResourceManager",
+    "ProgressReporter",
     "RayActorManager",
     "StorageContext",
     "TrainingResult",
     "Trial",
+    "TrialProgressCallback",
     "TuneController",
     "TunerInternal",
     "cloudpickle",
@@ -408,27 +423,6 @@ def session_directory_of(storage: StorageContext) -> str:
     return str(storage._get_session_path())
 
 
-def keep_longer_logs(callbacks: Any) -> None:
-    """Let loggers not go back to older files of a trial when one of its attempts starts.
-
-    Then they fetch what they logged before from storage (`_restore_from_remote`), over newer files
-    that are still here.
-    """
-    for callback in callbacks._callbacks:
-        if isinstance(callback, LoggerCallback):
-            callback._restore_from_remote = functools.partial(
-                _fetch_if_longer, callback._restore_from_remote
-            )
-
-
-def _fetch_if_longer(fetch: Callable[..., None], file_name: str, trial: Trial) -> None:
-    path = Path(trial.local_path, file_name)
-    here = path.read_bytes() if path.exists() else b""
-    fetch(file_name, trial)
-    if here and (not path.exists() or path.stat().st_size < len(here)):
-        path.write_bytes(here)
-
-
 def checkpoints_kept_by(scheduler: Any) -> list[str]:
     """Return the paths of checkpoints that a scheduler means to hand to other trials.
 
@@ -470,6 +464,110 @@ def rename_variant(generator: BasicVariantGenerator, old: str, new: str) -> None
     """Let `max_concurrent` count a trial under another id (`_live_trials`)."""
     generator._live_trials.discard(old)
     generator._live_trials.add(new)
+
+
+# --- loggers -------------------------------------------------------------------------------------
+
+
+def keep_longer_logs(callbacks: Any, kept: Collection[tuple[str, str]] = ()) -> None:
+    """Let loggers not go back to older files of a trial when one of its attempts starts.
+
+    Then they fetch what they logged before from storage (`_restore_from_remote`), over newer files
+    that are still here.
+
+    Args:
+        callbacks: a `CallbackList`.
+        kept: files that are not fetched at all, as id of the trial and name; it may grow.
+    """
+    for callback in callbacks:
+        if isinstance(callback, LoggerCallback):
+            callback._restore_from_remote = functools.partial(_fetch_if_longer, callback, kept)
+
+
+def _fetch_if_longer(
+    callback: Any, kept: Collection[tuple[str, str]], file_name: str, trial: Trial
+) -> None:
+    if (trial.trial_id, file_name) in kept:
+        return
+    path = Path(trial.local_path, file_name)
+    here = path.read_bytes() if path.exists() else b""
+    type(callback)._restore_from_remote(callback, file_name, trial)
+    if here and (not path.exists() or path.stat().st_size < len(here)):
+        path.write_bytes(here)
+
+
+def continue_tables(callbacks: Any) -> None:
+    """Let CSV loggers that continue a file keep to the columns of its header.
+
+    By themselves they take those of the first result that they write, in its order, and write no
+    header (`_setup_trial` leaves `_trial_csv[trial]` empty, and the first result fills it).
+    """
+    for callback in callbacks:
+        if isinstance(callback, CSVLoggerCallback):
+            callback._setup_trial = functools.partial(_continue_table, callback)
+
+
+def _continue_table(callback: Any, trial: Trial) -> None:
+    type(callback)._setup_trial(callback, trial)
+    table = getattr(callback, "_trial_files", {}).get(trial)
+    if table is None or not callback._trial_continue[trial]:
+        return
+    path = Path(trial.local_path, EXPR_PROGRESS_FILE)
+    with contextlib.suppress(OSError, ValueError, csv.Error):
+        with path.open(encoding=table.encoding, newline="") as file:
+            header = next(csv.reader(file), None)
+        if header:
+            callback._trial_csv[trial] = csv.DictWriter(table, header)
+
+
+def purge_steps(callbacks: Any, steps: Mapping[str, int]) -> None:
+    """Let TensorBoard forget steps that are run again.
+
+    A writer that is opened (`_summary_writer_cls`, once for each attempt) begins its file with the
+    step from which on earlier files of the directory do not count.
+
+    Args:
+        callbacks: a `CallbackList`.
+        steps: that step, by the trial's local directory; it may grow.
+    """
+    for callback in callbacks:
+        if isinstance(callback, TBXLoggerCallback):
+            callback._summary_writer_cls = functools.partial(
+                _open_writer, _writer_class(callback), steps
+            )
+
+
+def _writer_class(callback: Any) -> Any:
+    made = callback._summary_writer_cls
+    return made.args[0] if isinstance(made, functools.partial) else made
+
+
+def _open_writer(
+    make: Callable[..., Any], steps: Mapping[str, int], log_dir: str, **options: Any
+) -> Any:
+    if log_dir in steps:
+        options["purge_step"] = steps[log_dir]
+    return make(log_dir, **options)
+
+
+def leave_loggers(callbacks: Any) -> None:
+    """Undo what the functions above did; the user may give the same callbacks to another fit."""
+    for callback in callbacks:
+        for name in ("_restore_from_remote", "_setup_trial"):
+            vars(callback).pop(name, None)
+        if isinstance(callback, TBXLoggerCallback):
+            callback._summary_writer_cls = _writer_class(callback)
+
+
+def result_as_json(result: Mapping[str, Any]) -> str:
+    """Return a result as `JsonLoggerCallback` writes it (`SafeFallbackEncoder`)."""
+    return json.dumps(result, cls=SafeFallbackEncoder)
+
+
+def flattened(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as `CSVLoggerCallback` writes it (`flatten_dict`)."""
+    flat = {name: value for name, value in result.items() if name != "config"}
+    return cast("dict[str, Any]", flatten_dict(flat, delimiter="/"))
 
 
 # --- errors --------------------------------------------------------------------------------------

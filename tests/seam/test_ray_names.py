@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import ray
 from packaging.requirements import Requirement
+from ray.tune import Callback
 from ray.tune.impl import tuner_internal
+from ray.tune.logger import (
+    CSVLoggerCallback,
+    JsonLoggerCallback,
+    LoggerCallback,
+    TBXLoggerCallback,
+)
 from ray.tune.search import BasicVariantGenerator, Searcher, basic_variant
 from ray.tune.search.search_generator import SearchGenerator
 from ray.tune.trainable import trainable
@@ -158,6 +165,29 @@ def test_the_storage_context_can_be_replaced_where_ray_makes_one() -> None:
 def test_registering_a_checkpoint_deletes_by_the_name_that_we_rebind() -> None:
     register = _ray._CheckpointManager.register_checkpoint
     assert "_delete_fs_path" in register.__code__.co_names
+
+
+def test_the_loggers_have_the_names_that_we_use() -> None:
+    assert parameters(LoggerCallback._restore_from_remote) == ["file_name", "trial"]
+    assert parameters(CSVLoggerCallback._setup_trial) == ["trial"]
+    for kind, name in (
+        (CSVLoggerCallback, "self._restore_from_remote("),
+        (JsonLoggerCallback, "self._restore_from_remote("),
+        (CSVLoggerCallback, "self._setup_trial("),
+        (CSVLoggerCallback, "if not self._trial_csv[trial]:"),
+        (CSVLoggerCallback, "self._trial_continue[trial]"),
+        (CSVLoggerCallback, "self._trial_files[trial]"),
+        (TBXLoggerCallback, "self._summary_writer_cls("),
+        (JsonLoggerCallback, "cls=SafeFallbackEncoder"),
+        (CSVLoggerCallback, 'flatten_dict(tmp, delimiter="/")'),
+    ):
+        assert name in inspect.getsource(kind), f"Ray moved {kind.__qualname__}: {name}"
+    for kind in (CSVLoggerCallback, JsonLoggerCallback):  # they open files again by themselves
+        source = inspect.getsource(kind.log_trial_result)
+        assert "if trial not in self._trial_files:" in source, f"Ray moved {kind.__qualname__}"
+    assert issubclass(_ray.ProgressReporter, Callback)
+    assert issubclass(_ray.TrialProgressCallback, Callback)
+    assert list(_ray.CallbackList([None])) == [None]
 
 
 def test_the_rebound_run_names_ours_and_leaves_rays_alone() -> None:
