@@ -40,6 +40,11 @@ ARGUMENTS = {
     errors.UnsupportedRayError: ("1.0", "2.0 to 3.0"),
     errors.UnsupportedPathError: ("Ray Client", "Use a job."),
     errors.MissingFilesystemError: ("abfs://a", "Install adlfs"),
+    errors.ExperimentExistsError: ("/storage/fit", "a journal"),
+    errors.ExperimentCorruptError: ("/storage/fit/tuner.pkl", "it is empty"),
+    errors.MissingCodeError: ("/storage/fit/tuner.pkl", "No module named 'mine'"),
+    errors.SearchSpaceChangedError: ("/storage/fit", ("lr: 1 became 2", "added: x")),
+    errors.SearchSpaceNeededError: ("/storage/fit", ("data.train", "model")),
     errors.NotAnExperimentError: ("/storage", "it is a file"),
 }
 TRIAL_ARGUMENTS = ("abc", 2, Phase.RUNNING, Cause.WORKER_DIED, "node", "it died")
