@@ -10,13 +10,15 @@ override.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import csv
 import functools
 import json
 import re
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +39,7 @@ from ray.train._internal.session import _TrainingResult, get_session
 from ray.train._internal.storage import (
     _VALIDATE_STORAGE_MARKER_FILENAME,
     StorageContext,
+    get_fs_and_path,
 )
 from ray.train._internal.storage import (
     _FilesystemSyncer as FilesystemSyncer,  # uploads the driver's files in a thread
@@ -47,12 +50,18 @@ from ray.tune.execution.experiment_state import _ExperimentCheckpointManager
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.experimental.output import ProgressReporter  # prints, with RAY_AIR_NEW_OUTPUT
+from ray.tune.impl.placeholder import (
+    _FunctionResolver,
+    _RefResolver,
+    inject_placeholders,
+)
 from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.logger import CSVLoggerCallback, LoggerCallback, TBXLoggerCallback
 from ray.tune.progress_reporter import TrialProgressCallback  # prints, without it
 from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.result import RESULT_DUPLICATE
-from ray.tune.search import BasicVariantGenerator
+from ray.tune.search import BasicVariantGenerator, SearchGenerator
+from ray.tune.search.variant_generator import _count_spec_samples
 from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
 from ray.tune.tune import run as _tune_run
@@ -105,6 +114,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "cleanup",
         "add_trial",
         "stop_trial",
+        "resume",
         "_restore_trials",
         "_requeue_restored_trials",
         "_maybe_update_trial_queue",
@@ -167,8 +177,11 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "__init__",
         "__getstate__",
         "_validate_trainable",
+        "_validate_param_space_on_restore",
+        "_restore_from_path_or_uri",
         "_fit_internal",
         "_fit_resume",
+        "get_results",
     ),
 }
 
@@ -265,9 +278,167 @@ def fit_resume(run: Callable[..., Any]) -> Callable[..., Any]:
     return rebind(TunerInternal._fit_resume, run=run)
 
 
-def initialise_internal(storage: type[StorageContext]) -> Callable[..., None]:
-    """Return `TunerInternal.__init__`, which looks for the storage, with another class for it."""
+def initialise_internal(storage: Any) -> Callable[..., None]:
+    """Return `TunerInternal.__init__`, which finds its storage through another `StorageContext`.
+
+    It calls it with `storage_path`, `experiment_dir_name` and `storage_filesystem`, asks it for
+    `get_experiment_dir_name` when there is no name, and uses of what it returns
+    `storage_filesystem`, on which it writes `tuner.pkl`, and `experiment_fs_path`.
+    """
     return rebind(TunerInternal.__init__, StorageContext=storage)
+
+
+def filesystem_and_path(storage_path: Any, filesystem: Any) -> tuple[Any, str]:
+    """Return the filesystem of a storage path and the path on it (`get_fs_and_path`)."""
+    found, path = get_fs_and_path(storage_path, filesystem)
+    return found, str(path)
+
+
+def fresh_name(trainable: Any) -> str:
+    """Return a name for an experiment with this trainable: its own, and the second."""
+    return str(StorageContext.get_experiment_dir_name(trainable))
+
+
+def restore_from_path(load: Callable[[], Any], analyse: Callable[..., Any]) -> Callable[..., None]:
+    """Return `TunerInternal._restore_from_path_or_uri`, which reads `tuner.pkl` and the results.
+
+    Args:
+        load: returns what it unpickles, in place of reading and `pickle.loads`.
+        analyse: makes the `ExperimentAnalysis`; Ray takes an exception of it for no results.
+    """
+    opened = types.SimpleNamespace(readall=lambda: b"")
+    storage = types.SimpleNamespace(open_input_file=lambda _: contextlib.nullcontext(opened))
+    return rebind(
+        TunerInternal._restore_from_path_or_uri,
+        get_fs_and_path=lambda *_: (storage, ""),
+        pickle=types.SimpleNamespace(loads=lambda _: load()),
+        ExperimentAnalysis=analyse,
+    )
+
+
+def resume(find: Callable[..., str | None]) -> Callable[..., None]:
+    """Return `TuneController.resume`, which takes up the state file whose path `find` returns."""
+    return rebind(TuneController.resume, _find_newest_experiment_checkpoint=find)
+
+
+def raise_samples(search_algorithm: Any, num_samples: int) -> None:
+    """Have a restored search algorithm make trials up to a higher `num_samples`.
+
+    For Ray's two algorithms (`SearchGenerator._total_samples`, which counts trials, and the
+    iterators of `BasicVariantGenerator`, which count samples of the whole grid).
+    """
+    if isinstance(search_algorithm, SearchGenerator):
+        search_algorithm._total_samples = max(search_algorithm._total_samples, num_samples)
+    elif isinstance(search_algorithm, BasicVariantGenerator):
+        for iterator in search_algorithm._iterators:
+            more = num_samples - iterator.num_samples
+            if more > 0:
+                iterator.num_samples += more
+                iterator.num_samples_left += more
+                grid = _count_spec_samples(iterator.unresolved_spec, 1)
+                search_algorithm._total_samples += more * grid
+                search_algorithm._finished = False
+
+
+# --- placeholders: what Ray saves of values in a search space that are no plain ones --------------
+
+
+def placeholder_keys(param_space: Any) -> list[str]:
+    """Return the keys, with dots, of the values that Ray puts placeholders in the place of."""
+    resolvers: Any = collections.defaultdict(list)
+    inject_placeholders(copy.deepcopy(param_space), resolvers)
+    return [".".join(map(str, path)) for path in resolvers]
+
+
+def references_alone(resolvers: Any, trial: Trial) -> Any:
+    """Return the resolvers of a controller (`_placeholder_resolvers`) for a trial that is kept.
+
+    Those for the placeholders in it. Ray trips over values where it expects placeholders.
+    """
+    hashes = {token[1] for _, token in _placeholders(trial.__dict__.get(_UNRESOLVED))}
+    found = {
+        path: [one for one in some if isinstance(one, _RefResolver) and one.hash in hashes]
+        for path, some in (resolvers or {}).items()
+    }
+    return {path: some for path, some in found.items() if some}
+
+
+def keep_config(trial: Trial) -> bool:
+    """Have a restored trial keep its configuration when Ray resolves placeholders in it.
+
+    Ray takes `Trial.__unresolved_config`, as it was sampled, puts the objects of the new search
+    space in and *samples its functions again*. Here it becomes what the trial has, with
+    placeholders for the objects alone. False for a trial that was just sampled.
+    """
+    unresolved = trial.__dict__.get(_UNRESOLVED)
+    found = list(_placeholders(unresolved))
+    if any(_is_placeholder(_at(trial.config, path)) for path, _ in found):
+        return False
+    kept = copy.deepcopy(trial.config) if not found else _copy_without(trial.config, found)
+    trial.__dict__[_UNRESOLVED] = kept
+    return True
+
+
+def unresolved_keys(trial: Trial) -> list[str]:
+    """Return the keys, with dots, where a trial's configuration has placeholders and no values."""
+    return [".".join(map(str, path)) for path, _ in _placeholders(trial.config)]
+
+
+def object_values(trial: Trial) -> dict[str, Any]:
+    """Return the values of a trial's configuration, by key, that stand where placeholders did."""
+    unresolved = trial.__dict__.get(_UNRESOLVED)
+    return {
+        ".".join(map(str, path)): _at(trial.config, path)
+        for path, token in _placeholders(unresolved)
+        if token[0] == _RefResolver.TOKEN
+    }
+
+
+_UNRESOLVED = "_Trial__unresolved_config"
+_TOKENS = {_RefResolver.TOKEN, _FunctionResolver.TOKEN}
+
+
+def _is_placeholder(value: Any) -> bool:
+    # A tuple as it is made, a list once it was saved as JSON.
+    return isinstance(value, tuple | list) and len(value) == 2 and value[0] in _TOKENS  # noqa: PLR2004 - as above
+
+
+def _placeholders(config: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield from _placeholders(value, (*path, key))
+    elif _is_placeholder(config):
+        yield path, tuple(config)
+    elif isinstance(config, list | tuple):
+        for index, value in enumerate(config):
+            yield from _placeholders(value, (*path, index))
+
+
+def _at(config: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        try:
+            config = config[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return config
+
+
+def _copy_without(config: Any, found: list[tuple[Any, Any]]) -> Any:
+    """Return a copy with placeholders of objects in the place of the objects, as far as it goes."""
+    tokens = {path: token for path, token in found if token[0] == _RefResolver.TOKEN}
+
+    def copied(value: Any, path: tuple[Any, ...]) -> Any:
+        if path in tokens:
+            return tokens[path]
+        if isinstance(value, dict):
+            return {key: copied(one, (*path, key)) for key, one in value.items()}
+        if isinstance(value, list):
+            return [copied(one, (*path, index)) for index, one in enumerate(value)]
+        if type(value) is tuple:
+            return tuple(copied(one, (*path, index)) for index, one in enumerate(value))
+        return copy.deepcopy(value)
+
+    return copied(config, ())
 
 
 def analysis_of(grid: ResultGrid) -> Any:

@@ -246,6 +246,108 @@ class ExperimentExistsError(RaytrialsError, ValueError):
         )
 
 
+class ExperimentCorruptError(RaytrialsError):
+    """What an experiment is restored with is damaged, and nothing is left that mends it.
+
+    The storage's fault; nothing was written; spends no budget.
+
+    Attributes:
+        path: of the damaged file.
+        reason: what is wrong with it.
+    """
+
+    exit_code = 4
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"The experiment cannot be restored: {self.path!r} is damaged: {self.reason}. Nothing "
+            "was changed. Bring the file back from a backup or from another copy of the "
+            'experiment, or start anew in its place with Tuner(..., resume="overwrite").'
+        )
+
+
+class MissingCodeError(RaytrialsError, ImportError):
+    """A saved object needs code that this process cannot import.
+
+    The caller's to mend; nothing was written, and nothing is damaged; spends no budget.
+
+    Attributes:
+        path: of the file with the object.
+        missing: what was looked for.
+    """
+
+    exit_code = 2
+
+    def __init__(self, path: str, missing: str) -> None:
+        super().__init__(path, missing)
+        self.path = path
+        self.missing = missing
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path!r} holds an object whose code is not found here: {self.missing}. Install "
+            "the package, or run with the PYTHONPATH and the versions that the experiment was "
+            "started with. Nothing was changed."
+        )
+
+
+class SearchSpaceChangedError(RaytrialsError, ValueError):
+    """An experiment was to be continued with another search space than its own.
+
+    The caller's fault; raised before anything is written; spends no budget.
+
+    Attributes:
+        path: of the experiment.
+        differences: one for each key.
+    """
+
+    exit_code = 2
+
+    def __init__(self, path: str, differences: tuple[str, ...]) -> None:
+        super().__init__(path, differences)
+        self.path = path
+        self.differences = differences
+
+    def __str__(self) -> str:
+        return (
+            f"The experiment {self.path!r} has another param_space: {'; '.join(self.differences)}. "
+            "Pass the one that it was started with, or none; for another search space start "
+            "another experiment, with another RunConfig(name=...)."
+        )
+
+
+class SearchSpaceNeededError(RaytrialsError, ValueError):
+    """An experiment cannot go on without values of its search space that are not on storage.
+
+    Object references, datasets and actors live as long as their cluster; other objects could not be
+    saved, or do not load here. The caller's to give; raised before any trial starts; spends no
+    budget.
+
+    Attributes:
+        path: of the experiment.
+        keys: of the values, with dots between those of nested dictionaries.
+    """
+
+    exit_code = 2
+
+    def __init__(self, path: str, keys: tuple[str, ...]) -> None:
+        super().__init__(path, keys)
+        self.path = path
+        self.keys = keys
+
+    def __str__(self) -> str:
+        return (
+            f"The experiment {self.path!r} needs its param_space again, for the values of "
+            f"{', '.join(self.keys)}, which are not saved with it (references, datasets and actors "
+            "end with their cluster). Pass it: Tuner.restore(path, trainable, param_space=...)."
+        )
+
+
 class TrialError(RaytrialsError):
     """One failure of one trial, typed.
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from ray import tune
 from ray.tune import ResultGrid, ResumeConfig, RunConfig, Trainable, TuneConfig
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
+from raytrials.driver.beginning import experiment_at, is_free
 from raytrials.driver.launch import TunerInternal
+from raytrials.driver.reopened import is_restorable
 from raytrials.driver.result import TrialResultGrid
 from raytrials.errors import ConfigurationError, UnserializableError, UnsupportedPathError
 from raytrials.store.location import is_known_to_pyarrow, resolve
@@ -38,15 +41,22 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         run_config: as in Ray.
         retry_policy: what failures cost. Default: a `RetryPolicy()` made when a fit starts, that
             is, from the environment of that moment.
+        resume: what to do with an experiment that is at the path already. None refuses it. "auto"
+            continues it, as `restore` with this trainable and `param_space`, and starts it if there
+            is none; `tune_config` and `run_config` may differ where nothing that is done
+            contradicts them, and go before what was saved. "overwrite" removes it when `fit()`
+            starts.
 
     Raises:
-        ConfigurationError: an argument or environment variable has a value that is not allowed.
+        ExperimentExistsError: the path holds an experiment, and `resume` does not say what to do.
+        ConfigurationError: an argument or environment variable has a value that is not allowed, or
+            contradicts the experiment that is continued.
         UnserializableError: the trainable or a value of `param_space` cannot be sent to a worker.
         StorageUnwritableError: the storage path cannot be written.
         UnsupportedPathError: Ray Client is connected.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Ray's, and ours
         self,
         trainable: TrainableLike | None = None,
         *,
@@ -54,6 +64,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
         retry_policy: RetryPolicy | None = None,
+        resume: Literal["auto", "overwrite"] | None = None,
         _tuner_kwargs: dict[str, Any] | None = None,
         _tuner_internal: TunerInternal | None = None,
         _entrypoint: _ray.AirEntrypoint = _ray.AirEntrypoint.TUNER,
@@ -62,9 +73,12 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         if _tuner_internal is None:
             _check_policy(retry_policy)
             _check_inputs(param_space, run_config)
+            _check_resume(resume, run_config)
             run_config = _with_storage(run_config)
             _tuner_internal = TunerInternal(
                 retry_policy=retry_policy,
+                resume=resume,
+                **(_place_to_continue(run_config) if resume == "auto" else {}),
                 trainable=trainable,
                 param_space=param_space,
                 tune_config=tune_config,
@@ -101,7 +115,13 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         `resume_errored` starts with fresh budgets, and keeps its ledger of faults.
 
         Raises:
-            As the constructor; what Ray raises when there is nothing to restore at `path`.
+            As the constructor.
+            NotAnExperimentError: nothing was ever started at `path`.
+            ExperimentCorruptError: what it is restored with is damaged, and nothing mends it.
+            JournalCorruptError: likewise, of the journal.
+            MissingCodeError: what is saved needs a module that is not found here.
+            SearchSpaceChangedError: `param_space` is another than the experiment's.
+            StorageError: the storage does not answer.
         """
         _refuse_client()
         _check_policy(retry_policy)
@@ -113,6 +133,8 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         elif restart_errored:
             errored = kinds.RESTART
         path, storage_filesystem = _storage_of(path, storage_filesystem)
+        if storage_filesystem is None and "://" not in path:
+            path = str(Path(path).expanduser().absolute())
         internal = TunerInternal(
             retry_policy=retry_policy,
             restore_path=path,
@@ -125,9 +147,16 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
 
     @classmethod
     def can_restore(cls, path: str, storage_filesystem: Any = None) -> bool:
-        """Return whether there is an experiment at `path`; both arguments as in `restore`."""
-        resolved, filesystem = _storage_of(path, storage_filesystem)
-        return bool(super().can_restore(resolved, filesystem))
+        """Return whether `restore` would find a whole experiment at `path`.
+
+        Args:
+            path: as in `restore`. False for one that cannot be.
+            storage_filesystem: likewise.
+
+        Raises:
+            StorageError: the storage does not answer.
+        """
+        return is_restorable(path, storage_filesystem)
 
     def fit(self) -> ResultGrid:
         """Run the experiment and return its results.
@@ -137,13 +166,22 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
 
         Raises:
             As the constructor; an exception from a user's callback, as in Ray.
+            ExperimentExistsError: an experiment was started at the path since the tuner was made,
+                by this tuner or another.
+            ExperimentLockedError: a driver that is alive has the experiment.
+            SearchSpaceNeededError: the search space of a restored experiment holds what ended with
+                its cluster, and was not given again.
         """
         _refuse_client()
         settings.validate()
         return TrialResultGrid(_ray.analysis_of(super().fit()))
 
     def get_results(self) -> ResultGrid:
-        """Return the results of the experiment as it stands, without running it."""
+        """Return the results of the experiment as it stands, without running it.
+
+        Raises:
+            ExperimentCorruptError: they cannot be read from any state file of the experiment.
+        """
         return TrialResultGrid(_ray.analysis_of(super().get_results()))
 
 
@@ -164,6 +202,28 @@ def _check_policy(policy: RetryPolicy | None) -> None:
     settings.validate()
     if policy is None:
         RetryPolicy()  # the environment's: what is wrong with it shows before anything starts
+
+
+def _check_resume(resume: object, run_config: RunConfig | None) -> None:
+    if resume not in {None, "auto", "overwrite"}:
+        raise ConfigurationError("Tuner(resume=...)", resume, "None, 'auto' or 'overwrite'")
+    if resume == "auto" and not getattr(run_config, "name", None):
+        raise ConfigurationError(
+            "RunConfig(name=...)", None, "a name, by which resume='auto' finds the experiment"
+        )
+
+
+def _place_to_continue(run_config: RunConfig) -> dict[str, Any]:
+    """Return the arguments that restore the experiment at the path; none if there is no such."""
+    filesystem, root = run_config.storage_filesystem, str(run_config.storage_path)
+    path = experiment_at(root, run_config.name)
+    if is_free(path, filesystem):
+        return {}
+    return {
+        "restore_path": path,
+        "storage_filesystem": filesystem,
+        "resume_config": ResumeConfig(),
+    }
 
 
 def _check_inputs(param_space: object, run_config: RunConfig | None) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import io
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.lib
 from ray import cloudpickle
+from ray.tune import RunConfig
 from ray.util import inspect_serializability
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
+from raytrials.driver.asked import Asked
+from raytrials.driver.beginning import Beginning
 from raytrials.driver.checkpoints import Checkpoints
+from raytrials.driver.continued import ContinuedController
 from raytrials.driver.controller import Controller
+from raytrials.driver.reopened import Reopened
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageError, StorageUnwritableError, UnserializableError
@@ -35,18 +41,35 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
 
     Args:
         retry_policy: what failures cost; None is the policy of the environment when a fit starts.
+        resume: as of `raytrials.Tuner`; with `restore_path`, "auto" means that the configurations
+            given here go before those of the experiment.
         **kwargs: as Ray's.
     """
 
-    def __init__(self, retry_policy: RetryPolicy | None = None, **kwargs: Any) -> None:
+    # Ray's
+    _experiment_analysis: Any
+    _run_config: Any
+    _tune_config: Any
+
+    def __init__(
+        self, retry_policy: RetryPolicy | None = None, resume: str | None = None, **kwargs: Any
+    ) -> None:
         self._retry_policy = retry_policy
-        initialise = functools.partial(_ray.initialise_internal(TrialStorage), self, **kwargs)
+        self._asked: Asked | None = None
+        self._reopened: Reopened | None = None
+        if kwargs.get("restore_path"):
+            if resume == "auto":
+                self._asked = Asked(kwargs.get("tune_config"), kwargs["run_config"])
+            super().__init__(**kwargs)
+            return
+        run_config = kwargs.get("run_config") or RunConfig()
+        self._beginning = Beginning(run_config, overwrite=resume == "overwrite")
+        initialise = functools.partial(_ray.initialise_internal(self._beginning), self, **kwargs)
         try:
             _patiently(initialise)
+            self._beginning.save()
         except _STORAGE_ERRORS as error:
-            if kwargs.get("restore_path"):
-                raise
-            raise StorageUnwritableError(str(self._run_config.storage_path), str(error)) from error
+            raise _unwritable(self._run_config.storage_path, error) from error
 
     def _validate_trainable(
         self, trainable: Any, required_trainable_name: str | None = None
@@ -61,25 +84,78 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
             raise UnserializableError(f"trainable {name}", detail) from error
         super()._validate_trainable(trainable, required_trainable_name)
 
+    def _restore_from_path_or_uri(
+        self, path_or_uri: str, *, storage_filesystem: Any, **kwargs: Any
+    ) -> None:
+        self._reopened = Reopened(path_or_uri, storage_filesystem)
+        restore = _ray.restore_from_path(self._reopened.load, self._reopened.analyse)
+        restore(self, path_or_uri, storage_filesystem=storage_filesystem, **kwargs)
+        if self._asked is not None:
+            self._tune_config, self._run_config = self._asked.over(
+                self._tune_config, self._run_config
+            )
+
+    def _validate_param_space_on_restore(
+        self, new_param_space: dict[str, Any], flattened_param_space_keys: list[str] | None
+    ) -> None:
+        if self._reopened is not None and self._reopened.has_journal:
+            self._reopened.check_space(new_param_space)
+        else:
+            super()._validate_param_space_on_restore(new_param_space, flattened_param_space_keys)
+
     def _fit_internal(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
-        return _ray.fit_internal(self._run())(self, trainable, param_space)
+        try:
+            self._beginning.start(param_space)
+        except StorageError as error:
+            raise _unwritable(self._run_config.storage_path, error) from error
+        return _ray.fit_internal(self._run(Controller))(self, trainable, param_space)
 
     def _fit_resume(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
-        return _ray.fit_resume(self._run())(self, trainable, param_space)
+        reopened = cast("Reopened", self._reopened)
+        param_space = reopened.complete_space(param_space)
+        reopened.mend()
+        num_samples = self._tune_config.num_samples
+        controller = functools.partial(
+            ContinuedController,
+            reopened=reopened,
+            num_samples=sys.maxsize if num_samples == -1 else num_samples,
+            max_failures=self._run_config.failure_config.max_failures,
+        )
+        # Ray leaves the number out, as it means to find it in what it saved.
+        run = functools.partial(self._run(controller), num_samples=num_samples)
+        return _ray.fit_resume(run)(self, trainable, param_space)
 
-    def _run(self) -> Any:
+    def _run(self, controller: Callable[..., Controller]) -> Any:
         context = FitContext(
             self._retry_policy or RetryPolicy(),
             Checkpoints(),
             charge_decision_s=settings.CHARGE_DECISION_S.get(),
         )
-        return _ray.tune_run(functools.partial(Controller, context), _experiment_class(context))
+        return _ray.tune_run(functools.partial(controller, context), _experiment_class(context))
+
+    def get_results(self) -> Any:
+        """Return the results as Ray does.
+
+        Raises:
+            ExperimentCorruptError: no state file of the restored experiment can be read.
+            MissingCodeError: one needs code that is not found here.
+        """
+        error = self._reopened.results_error if self._reopened is not None else None
+        if self._experiment_analysis is None and error is not None:
+            raise error
+        return super().get_results()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what `tuner.pkl` holds: nothing that vanilla Ray could not read."""
         state: dict[str, Any] = super().__getstate__()
-        state.pop("_retry_policy", None)
+        for name in ("_retry_policy", "_asked", "_reopened", "_beginning"):
+            state.pop(name, None)
         return state
+
+
+def _unwritable(storage_path: Any, error: Exception) -> StorageUnwritableError:
+    cause = error.__cause__ if isinstance(error, StorageError) else None
+    return StorageUnwritableError(str(storage_path), str(cause or error))
 
 
 def _patiently(operation: Callable[[], None]) -> None:

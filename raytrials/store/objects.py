@@ -57,13 +57,34 @@ class ObjectDisk(Disk):
         forget_listings(self._filesystem)
         selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
         try:
-            return list(self._filesystem.get_file_info(selector))
+            found = list(self._filesystem.get_file_info(selector))
         except NotADirectoryError:
             return []
+        if not found:
+            self._require_answer(path)
+        return found
 
-    def open(self, path: str) -> contextlib.AbstractContextManager[Reader]:
+    def _require_answer(self, path: str) -> None:
+        """Raise what keeps the store from answering, if nothing was found because of that.
+
+        pyarrow asks fsspec whether a path is a file or a directory, and there the answer is no
+        whatever goes wrong.
+        """
+        inner, prefix = fsspec_of(self._filesystem)
+        if inner is not None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                inner.info(join(prefix, path))
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[Reader]:
         forget_listings(self._filesystem)
-        return open_pyarrow(self._filesystem, path)
+        with contextlib.ExitStack() as stack:
+            try:
+                reader = stack.enter_context(open_pyarrow(self._filesystem, path))
+            except FileNotFoundError:
+                self._require_answer(path)
+                raise
+            yield reader
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[Writer]:

@@ -20,6 +20,7 @@ from raytrials.errors import NoCheckpointError
 from raytrials.store.checkpoint import Verdict, inspect
 from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST, Manifest
+from raytrials.store.recovery import HOME
 
 pytestmark = pytest.mark.usefixtures("ray_local")
 
@@ -217,7 +218,11 @@ def interrupted(
             param_space=config(workspace),
             run_config=run_config(workspace, kind, callbacks=[StopAt(4)], **options),
         ).fit()
-    (trial,) = [path for path in (workspace / "storage" / "fit").iterdir() if path.is_dir()]
+    (trial,) = [
+        path
+        for path in (workspace / "storage" / "fit").iterdir()
+        if path.is_dir() and path.name != HOME
+    ]
     (workspace / "log").unlink()
     return trial
 

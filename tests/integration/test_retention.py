@@ -53,7 +53,7 @@ def watching(experiment: Path) -> Iterator[list[str]]:
 
     def watch() -> None:
         while not over.wait(0.005):
-            for trial in experiment.glob("*/"):
+            for trial in experiment.glob("[!.]*/"):
                 count = _verified_now(trial)
                 if count:
                     had.add(trial)
@@ -183,7 +183,7 @@ def test_what_the_saved_state_names_is_there_when_the_driver_dies(
     tuner = Tuner.restore(str(experiment), TRAINABLES[kind])
     named = tuner.get_results()[0].checkpoint
     assert inspect(LocalDisk(), named.path, full=True).verdict is Verdict.VERIFIED
-    (trial,) = experiment.glob("*/")
+    (trial,) = experiment.glob("[!.]*/")
     assert len(checkpoints_in(trial)) <= 3  # the state's, the newest, and one not yet deleted
     (workspace / "log").unlink()
     tuner._local_tuner._run_config.callbacks = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import textwrap
 from importlib.metadata import requires
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from packaging.requirements import Requirement
+from ray import tune
 from ray.tune import Callback
 from ray.tune.impl import tuner_internal
 from ray.tune.logger import (
@@ -28,6 +30,7 @@ from ray.tune.tune import run
 
 from raytrials import _ray
 from raytrials.driver.actors import ActorManager
+from raytrials.driver.continued import ContinuedController
 from raytrials.driver.controller import Controller
 from raytrials.driver.launch import TunerInternal
 from raytrials.driver.placement import Placement
@@ -38,7 +41,7 @@ from raytrials.driver.trial import Trial
 from raytrials.errors import UnsupportedRayError
 
 OURS = {
-    _ray.TuneController: Controller,
+    _ray.TuneController: ContinuedController,
     _ray.Trial: Trial,
     _ray.RayActorManager: ActorManager,
     _ray.PlacementGroupResourceManager: Placement,
@@ -104,6 +107,20 @@ PARAMETERS = {
     (_ray.FilesystemSyncer, "__init__"): ["storage_filesystem", "kwargs"],
     (_ray.FilesystemSyncer, "_sync_up_command"): ["local_path", "uri", "exclude"],
     (_ray.TunerInternal, "_validate_trainable"): ["trainable", "required_trainable_name"],
+    (_ray.TuneController, "resume"): ["resume_config"],
+    (_ray.Trial, "resolve_config_placeholders"): ["placeholder_resolvers"],
+    (_ray.TunerInternal, "_restore_from_path_or_uri"): [
+        "path_or_uri",
+        "trainable",
+        "overwrite_param_space",
+        "resume_config",
+        "storage_filesystem",
+    ],
+    (_ray.TunerInternal, "_validate_param_space_on_restore"): [
+        "new_param_space",
+        "flattened_param_space_keys",
+    ],
+    (_ray.TunerInternal, "get_results"): [],
     (_ray.TunerInternal, "_fit_internal"): ["trainable", "param_space"],
     (_ray.TunerInternal, "_fit_resume"): ["trainable", "param_space"],
     (_ray.ResultGrid, "_populate_exception"): ["trial"],
@@ -130,6 +147,8 @@ def test_the_list_of_overridden_methods_is_complete(kind: type) -> None:
         for part in OURS[kind].__mro__
         if part.__module__.startswith("raytrials")
         for name, value in vars(part).items()
+        for ours in OURS[kind].__mro__[: OURS[kind].__mro__.index(kind)]
+        for name, value in vars(ours).items()
         if callable(value) or isinstance(value, property | staticmethod)
         if hasattr(kind, name) and name not in {"__doc__", "__module__", "__annotations__"}
     }
@@ -160,6 +179,56 @@ def test_run_and_the_internal_tuner_read_the_names_that_we_rebind() -> None:
 def test_the_storage_context_can_be_replaced_where_ray_makes_one() -> None:
     assert "StorageContext" in tuner_internal.TunerInternal.__init__.__code__.co_names
     assert _ray.Experiment._storage_context_cls is _ray.StorageContext
+
+
+def test_a_tuner_is_made_and_restored_by_the_names_that_we_rebind() -> None:
+    made = inspect.getsource(_ray.TunerInternal.__init__)
+    for part in (
+        "storage_path=self._run_config.storage_path",
+        "experiment_dir_name=self._run_config.name",
+        "storage_filesystem=self._run_config.storage_filesystem",
+        "StorageContext.get_experiment_dir_name(",
+        "storage.experiment_fs_path, _TUNER_PKL",
+        "f.write(pickle.dumps(self.__getstate__()))",
+    ):
+        assert part in made, f"Ray makes its internal tuner otherwise: {part}"
+    restored = inspect.getsource(_ray.TunerInternal._restore_from_path_or_uri)
+    for part in ("fs.open_input_file(", "pickle.loads(f.readall())", "except Exception:"):
+        assert part in restored, f"Ray restores its internal tuner otherwise: {part}"
+    _ray.restore_from_path(dict, dict)
+    _ray.resume(lambda *_: None)
+    assert parameters(_ray.get_fs_and_path) == ["storage_path", "storage_filesystem"]
+
+
+def test_a_restored_trial_has_what_keeps_its_configuration() -> None:
+    trial = _ray.Trial("__fake", config={"x": 1}, stub=True)
+    assert trial.__dict__[_ray._UNRESOLVED] == {"x": 1}
+    assert "self._placeholder_resolvers" in inspect.getsource(_ray.TuneController.add_trial)
+    assert (_ray._RefResolver.TOKEN, _ray._FunctionResolver.TOKEN) == ("__ref_ph", "__fn_ph")
+
+
+def test_the_search_algorithms_count_samples_as_we_raise_them(tmp_path: Path) -> None:
+    generator = _ray.SearchGenerator(Searcher())
+    generator._total_samples = 2
+    _ray.raise_samples(generator, 5)
+    assert generator.total_samples == 5
+    _ray.raise_samples(generator, 3)
+    assert generator.total_samples == 5
+    variants = BasicVariantGenerator()
+    space = {"a": tune.grid_search([1, 2]), "b": tune.uniform(0, 1)}
+    experiment = _ray.Experiment(
+        "e", lambda config: None, config=space, num_samples=2, storage_path=str(tmp_path)
+    )
+    variants.add_configurations([experiment])
+    assert len(list(iter(variants.next_trial, None))) == 4
+    assert variants.is_finished()
+    _ray.raise_samples(variants, 3)
+    state = variants.get_state()
+    again = BasicVariantGenerator()
+    again.set_state(state)
+    added = list(iter(again.next_trial, None))
+    assert [trial.experiment_tag.split("_")[0] for trial in added] == ["4", "5"]
+    assert again.total_samples == 6
 
 
 def test_registering_a_checkpoint_deletes_by_the_name_that_we_rebind() -> None:

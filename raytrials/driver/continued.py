@@ -1,0 +1,121 @@
+"""The controller of an experiment that goes on, where Ray's own resume is used.
+
+Ray starts a whole experiment anew when its resume fails, and changes the configurations of trials
+when it is given the search space again. Here the one is an error, and the others stay as they are
+but for the objects in them, which are the new ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raytrials import _ray
+from raytrials.driver.controller import Controller
+from raytrials.driver.reopened import Reopened
+from raytrials.driver.space import is_reference
+from raytrials.driver.trial import FitContext, Trial
+from raytrials.errors import (
+    ExperimentCorruptError,
+    MissingCodeError,
+    RaytrialsError,
+    SearchSpaceNeededError,
+)
+
+
+class ContinuedController(Controller):
+    """Our controller, with trials that were there before.
+
+    Args:
+        context: as :class:`raytrials.driver.controller.Controller`.
+        reopened: the experiment.
+        num_samples: how many samples there are to be; more than before are made up for.
+        max_failures: what each trial may fail now.
+        **kwargs: as Ray's.
+
+    Raises:
+        RaytrialsError: the experiment cannot go on.
+    """
+
+    _placeholder_resolvers: Any
+
+    def __init__(
+        self,
+        context: FitContext,
+        reopened: Reopened,
+        *,
+        num_samples: int,
+        max_failures: int,
+        **kwargs: Any,
+    ) -> None:
+        self._reopened = reopened
+        self._num_samples = num_samples
+        self._max_failures = max_failures
+        self._not_resumed: RaytrialsError | None = None
+        super().__init__(context, **kwargs)
+        if self._not_resumed is not None:
+            raise self._not_resumed
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name in ("_reopened", "_num_samples", "_max_failures", "_not_resumed"):
+            state.pop(name, None)
+        return state
+
+    def resume(self, resume_config: Any) -> None:
+        """Take up the newest whole state as Ray does; what fails is raised when Ray is done."""
+        state: list[str] = []
+
+        def find(*_: Any, **__: Any) -> str:
+            state.append(self._reopened.find_state())
+            return state[0]
+
+        try:
+            _ray.resume(find)(self, resume_config)
+            _ray.raise_samples(self._search_alg, self._num_samples)
+        except RaytrialsError as error:
+            self._not_resumed = error
+            raise
+        except ImportError as error:
+            self._not_resumed = MissingCodeError(self._reopened.path, str(error))
+            raise self._not_resumed from error
+        except Exception as error:
+            detail = f"the search does not resume from it: {type(error).__name__}: {error}"
+            path = state[0] if state else self._reopened.path
+            self._not_resumed = ExperimentCorruptError(path, detail)
+            raise self._not_resumed from error
+
+    def _restore_trials(self, experiment_state: dict[str, Any]) -> list[Trial]:
+        trials = super()._restore_trials(experiment_state)
+        for trial in trials:
+            trial.max_failures = self._max_failures
+            # Now, and not when it is added: a trial that starts anew is made from it before.
+            _ray.keep_config(trial)
+            resolvers = _ray.references_alone(self._placeholder_resolvers, trial)
+            if resolvers:
+                trial.resolve_config_placeholders(resolvers)
+        return trials
+
+    def add_trial(self, trial: _ray.Trial) -> None:
+        """Add a trial; one that was there before keeps its configuration.
+
+        Raises:
+            SearchSpaceNeededError: its configuration lacks values that only the search space has.
+        """
+        trial.max_failures = self._max_failures  # the searcher's own record has the old one
+        if not _ray.keep_config(trial):
+            keys = _ray.unresolved_keys(trial)
+            if keys and not self._placeholder_resolvers:
+                raise SearchSpaceNeededError(self._reopened.path, tuple(keys))
+            super().add_trial(trial)
+            return
+        resolvers = self._placeholder_resolvers
+        self._placeholder_resolvers = _ray.references_alone(resolvers, trial)
+        if not resolvers and not trial.is_finished():
+            objects = _ray.object_values(trial)
+            lost = [key for key, value in objects.items() if is_reference(value)]
+            if lost:
+                raise SearchSpaceNeededError(self._reopened.path, tuple(lost))
+        try:
+            super().add_trial(trial)
+        finally:
+            self._placeholder_resolvers = resolvers
