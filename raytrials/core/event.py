@@ -151,6 +151,17 @@ class StateLost(Event):
     detail: str
 
 
+@dataclass(frozen=True)
+class FilesMirrored(Event):
+    """The files that the driver keeps of the trials are on storage, as they were after an event.
+
+    Attributes:
+        seq: number of that event.
+    """
+
+    seq: int
+
+
 # --- a trial -----------------------------------------------------------------------------------
 
 
@@ -447,6 +458,7 @@ EVENTS: Mapping[str, type[Event]] = {
         DriverDetached,
         SchedulerActed,
         StateLost,
+        FilesMirrored,
         TrialAdded,
         TrialImported,
         RunnerAssigned,

@@ -17,6 +17,7 @@ from raytrials.core.event import (
     DriverDetached,
     Event,
     ExperimentCreated,
+    FilesMirrored,
     Record,
     SchedulerActed,
     StateLost,
@@ -114,6 +115,13 @@ def _on_lost(state: ExperimentState, record: Record, event: StateLost) -> None:
     state.lost[event.part] = event.detail
 
 
+def _on_mirrored(state: ExperimentState, record: Record, event: FilesMirrored) -> None:
+    _require_driver(state, record)
+    if event.seq >= record.seq:
+        raise illegal(state, record, f"event {event.seq} is not before it")
+    state.mirrored_seq = max(state.mirrored_seq, event.seq)
+
+
 def _interrupt(state: ExperimentState, record: Record) -> None:
     for trial_id in state.running:
         trial = state.trials[trial_id]
@@ -135,6 +143,7 @@ _OF_EXPERIMENT: Mapping[type[Event], Callable[[ExperimentState, Record, Any], No
     DriverDetached: _on_detached,
     SchedulerActed: _on_acted,
     StateLost: _on_lost,
+    FilesMirrored: _on_mirrored,
 }
 
 

@@ -71,6 +71,7 @@ class TrialRecord:
         next_index: every index from here on is free.
         iteration: of the latest row of its history, 0 for none.
         high_water: highest iteration ever reported.
+        result_seq: number of the event that brought the latest row, 0 for none.
         last_result: the metrics of the latest row.
         checkpoints: those that can be used, by index, in the order of their commits.
         bad: those that are not whole, by name, and what is wrong.
@@ -111,6 +112,7 @@ class TrialRecord:
     next_index: int = 0
     iteration: int = 0
     high_water: int = 0
+    result_seq: int = 0
     last_result: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
@@ -203,6 +205,7 @@ class ExperimentState:
         max_concurrent: how many may run at once, likewise; None for no limit.
         metric: what is optimised, likewise.
         mode: `min` or `max`, likewise.
+        mirrored_seq: the trials' files on storage are as after this event, or later.
         lost: parts whose state is not exact any more, and what happened to them.
         reason: why the latest driver went, "" if it did not say.
         ignored: how many events of drivers were ignored that had been replaced.
@@ -224,6 +227,7 @@ class ExperimentState:
     max_concurrent: int | None = None
     metric: str | None = None
     mode: str | None = None
+    mirrored_seq: int = 0
     lost: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     ignored: int = 0

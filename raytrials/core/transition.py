@@ -149,6 +149,7 @@ def _on_reported(step: Step, event: ResultReported) -> None:
         trial.high_water = event.iteration
         _came(trial, Since(progressed=True))
     trial.iteration = event.iteration
+    trial.result_seq = step.record.seq
     trial.last_result = event.metrics
     if trial.rows is not None:
         # A user's own `training_iteration` may stand still or go back: the later report counts.

@@ -86,6 +86,14 @@ class ContinuedController(Controller):
 
     def _restore_trials(self, experiment_state: dict[str, Any]) -> list[Trial]:
         trials = super()._restore_trials(experiment_state)
+        self._adapt(trials)
+        return trials
+
+    def _raise_samples(self) -> None:
+        _ray.raise_samples(self._search_alg, self._num_samples)
+
+    def _adapt(self, trials: list[Trial]) -> None:
+        """Give restored trials what this fit has in another way."""
         for trial in trials:
             trial.max_failures = self._max_failures
             # Now, and not when it is added: a trial that starts anew is made from it before.
@@ -93,7 +101,6 @@ class ContinuedController(Controller):
             resolvers = _ray.references_alone(self._placeholder_resolvers, trial)
             if resolvers:
                 trial.resolve_config_placeholders(resolvers)
-        return trials
 
     def add_trial(self, trial: _ray.Trial) -> None:
         """Add a trial; one that was there before keeps its configuration.

@@ -9,6 +9,7 @@ and neither searcher nor scheduler learns of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -18,16 +19,20 @@ from ray.tune import ResumeConfig
 from ray.tune.schedulers import TrialScheduler
 
 from raytrials import _ray, settings
+from raytrials.core.event import FilesMirrored
 from raytrials.core.fault import Cause
+from raytrials.core.state import Row
 from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.check import check
+from raytrials.driver.history import History
 from raytrials.driver.placement import Placement
 from raytrials.driver.recorded import RecordedController
 from raytrials.driver.recovery import Recovery, tell_decided
-from raytrials.driver.rerun import NeverStops, Silent
+from raytrials.driver.rerun import NeverStops, Silent, Tables
+from raytrials.driver.resume import rows_of
 from raytrials.driver.retention import Retention, StateSyncer
 from raytrials.driver.trial import FitContext, Trial, adopt
 from raytrials.errors import NewerFormatError, NoCheckpointError, StorageError
@@ -67,6 +72,7 @@ class Controller(RecordedController):
         )
         self._replaced: dict[Trial, Any] = {}
         self._latest_failure: Exception | None = None
+        self._written_seq: dict[int, int] = {}
         placement = Placement()
         placement.shunned = context.cluster.without_package
         super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
@@ -89,9 +95,11 @@ class Controller(RecordedController):
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         for name in (
+            "_history",
             "_recovery",
             "_replaced",
             "_latest_failure",
+            "_written_seq",
             "_syncer",
             "_retention",
         ):
@@ -101,12 +109,31 @@ class Controller(RecordedController):
     def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
         """Set up the callbacks, and take over what a driver before left unseen."""
         super().setup_experiments(experiments, total_num_samples)
-        _ray.keep_longer_logs(self._callbacks)
+        self._history = History(self._callbacks)
+        self._restore_ended_files()
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial)
                 self._carry_out(trial)
                 self._put_out(trial)
+
+    def _restore_ended_files(self) -> None:
+        """Bring files of trials to storage that ended after their driver's last upload."""
+        state = self._chronicle.state
+        behind = [
+            trial
+            for trial in self._trials
+            if trial.is_finished()
+            and (record := recording.known(trial)) is not None
+            and record.result_seq > state.mirrored_seq
+        ]
+        rows = rows_of(
+            self._disk, self._storage.experiment_fs_path, [one.trial_id for one in behind]
+        )
+        for trial in behind:
+            iteration = self._chronicle.trial(trial.trial_id).iteration
+            own = rows[trial.trial_id]
+            self._history.restore(trial, iteration, functools.partial(iter, own))
 
     # --- every trial is ours ---------------------------------------------------------------------
 
@@ -172,8 +199,25 @@ class Controller(RecordedController):
     def _reuse(self, trial: Trial) -> None:
         self._maybe_reuse_cached_actor(trial)
 
+    def _restore_history(self, trial: Trial, saved: Any) -> None:
+        """Bring a trial's files to what its attempt continues from."""
+        record = recording.known(trial)
+        if record is None or not record.high_water:
+            return  # there is no history
+        iteration = 0 if saved is None else iteration_of(saved.metrics)
+        report = None if saved is None else saved.metrics
+        if trial.exploits():
+            iteration, report = min(iteration, record.iteration), None
+        rows = functools.partial(self._rows_of, trial)
+        self._history.restore(trial, iteration, rows, report)
+
+    def _rows_of(self, trial: Trial) -> list[Row]:
+        found = rows_of(self._disk, self._storage.experiment_fs_path, [trial.trial_id])
+        return found[trial.trial_id]
+
     def _actor_started(self, tracked_actor: Any, log: str = "STARTED") -> None:
         trial = self._actor_to_trial[tracked_actor]
+        self._restore_history(trial, trial.latest_checkpoint_result)
         trial.on_start()
         self._kill_replaced(trial)
         super()._actor_started(tracked_actor, log=log)
@@ -185,6 +229,7 @@ class Controller(RecordedController):
         checkpoints = self._context.checkpoints
         try:
             saved = checkpoints.choose(trial)
+            self._restore_history(trial, saved)
             if saved is None:
                 trial.begin_anew()
                 recording.started(trial, None)
@@ -258,6 +303,9 @@ class Controller(RecordedController):
             self._set_status_quietly(trial, Trial.RUNNING)
             self._process_trial_save(trial, result)
             if iteration_of(result.metrics) > trial.account.high_water:
+                trial.init_local_path()
+                before = iteration_of(result.metrics) - 1
+                self._history.restore(trial, before, functools.partial(self._rows_of, trial))
                 try:
                     report = {**result.metrics, "config": trial.config}
                     self._process_trial_result(trial, report)
@@ -318,17 +366,26 @@ class Controller(RecordedController):
         with self._syncer.writing:
             super().save_to_dir()
             self._syncer.written += 1
+            self._written_seq[self._syncer.written] = self._chronicle.state.seq
 
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's signature
         """Save the state as Ray does, and delete what it no longer names."""
         self._syncer.is_last = wait
         super().checkpoint(force=force, wait=wait)
+        self._note_mirrored()
         if wait:
             self._retention.start()
             self.settle()
             self._retention.finish()
         else:
             self._retention.tick()
+
+    def _note_mirrored(self) -> None:
+        """Record what has arrived on storage since the last time."""
+        done = [number for number in self._written_seq if number <= self._syncer.durable]
+        seq = max((self._written_seq.pop(number) for number in done), default=0)
+        if seq:
+            self._chronicle.record(FilesMirrored(seq))
 
     def cleanup(self) -> None:
         """Clean up as Ray does, and wait for what is still written or deleted.
@@ -341,6 +398,7 @@ class Controller(RecordedController):
         finally:
             self._retention.close()
             self._wait_for_upload()
+            self._history.close()
 
     def _wait_for_upload(self) -> None:
         try:
@@ -396,15 +454,16 @@ class Controller(RecordedController):
 
     @contextlib.contextmanager
     def _muted(self, decision: str | None) -> Iterator[None]:
-        """Within this block searcher, scheduler and stopper are not told of results."""
-        parts = (self._scheduler_alg, self._search_alg, self._stopper)
+        """Within this block nobody is told of results but those who write the trial's files."""
+        parts = (self._scheduler_alg, self._search_alg, self._stopper, self._callbacks)
         self._scheduler_alg = Silent(parts[0], decision or TrialScheduler.CONTINUE)
         self._search_alg = Silent(parts[1])
         self._stopper = NeverStops()
+        self._callbacks = Tables(self._callbacks)
         try:
             yield
         finally:
-            self._scheduler_alg, self._search_alg, self._stopper = parts
+            self._scheduler_alg, self._search_alg, self._stopper, self._callbacks = parts
 
     def _validate_result_metrics(self, result: dict[str, Any]) -> None:
         try:

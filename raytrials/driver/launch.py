@@ -22,6 +22,7 @@ from raytrials.driver.checkpoints import Checkpoints
 from raytrials.driver.continued import ContinuedController
 from raytrials.driver.controller import Controller
 from raytrials.driver.reopened import Reopened
+from raytrials.driver.space import describe
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageError, StorageUnwritableError, UnserializableError
@@ -108,7 +109,8 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
             self._beginning.start(param_space)
         except StorageError as error:
             raise _unwritable(self._run_config.storage_path, error) from error
-        return _ray.fit_internal(self._run(Controller))(self, trainable, param_space)
+        run = self._run(Controller, describe(param_space))
+        return _ray.fit_internal(run)(self, trainable, param_space)
 
     def _fit_resume(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
         reopened = cast("Reopened", self._reopened)
@@ -122,14 +124,17 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
             max_failures=self._run_config.failure_config.max_failures,
         )
         # Ray leaves the number out, as it means to find it in what it saved.
-        run = functools.partial(self._run(controller), num_samples=num_samples)
+        run = functools.partial(
+            self._run(controller, describe(param_space)), num_samples=num_samples
+        )
         return _ray.fit_resume(run)(self, trainable, param_space)
 
-    def _run(self, controller: Callable[..., Controller]) -> Any:
+    def _run(self, controller: Callable[..., Controller], param_space: dict[str, Any]) -> Any:
         context = FitContext(
             self._retry_policy or RetryPolicy(),
             Checkpoints(),
             charge_decision_s=settings.CHARGE_DECISION_S.get(),
+            param_space=param_space,
         )
         return _ray.tune_run(functools.partial(controller, context), _experiment_class(context))
 

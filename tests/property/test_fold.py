@@ -110,7 +110,7 @@ def test_a_walk_visits_every_event_and_anything_applies_and_is_refused() -> None
     walked: Counter[str] = Counter()
     outcomes: Counter[tuple[str, bool]] = Counter()
     open_charges = exploits = 0
-    for seed in range(30):
+    for seed in range(60):
         walk, luck = Walk(seed), random.Random(seed)
         for _ in range(20):
             walked.update(type(record.event).__name__ for record in walk.steps(10))

@@ -24,6 +24,7 @@ from raytrials.core.event import (
     Event,
     ExperimentCreated,
     FaultRecorded,
+    FilesMirrored,
     Record,
     ResultReported,
     RunnerAssigned,
@@ -133,6 +134,8 @@ class Walk:
             return state.epoch, SchedulerActed("pause", trial_id, (1, "two", None))
         if luck.random() < 0.01:
             return state.epoch, StateLost(luck.choice(("searcher", "stopper")), "it has a lock")
+        if luck.random() < 0.01:
+            return state.epoch, FilesMirrored(luck.randint(0, state.seq))
         if luck.random() < 0.05 and self._may_add():
             return state.epoch, self._imported()
         while True:

@@ -80,6 +80,7 @@ SECOND_DRIVER = [
     events.CheckpointDeleted("t0", 0),
     events.TrialFinished("t0", Status.FAILED, "its error was final", {"loss": {"max": 0.5}}),
     events.StateLost("searcher", "a lock cannot be pickled"),
+    events.FilesMirrored(20),
     events.TrialImported("t1", TrialRecord("t1", 1, status=Status.PAUSED).to_json()),
     events.SearcherTold("t0", "complete", 2, error=True),
     events.TrialResumed("t0", anew=True),
