@@ -73,6 +73,7 @@ class Controller(RecordedController):
         self._replaced: dict[Trial, Any] = {}
         self._latest_failure: Exception | None = None
         self._written_seq: dict[int, int] = {}
+        self._places: dict[Trial, int] = {}
         placement = Placement()
         placement.shunned = context.cluster.without_package
         super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
@@ -99,6 +100,7 @@ class Controller(RecordedController):
             "_recovery",
             "_replaced",
             "_latest_failure",
+            "_places",
             "_written_seq",
             "_syncer",
             "_retention",
@@ -350,14 +352,13 @@ class Controller(RecordedController):
 
     def _set_status_quietly(self, trial: Trial, status: str) -> None:
         """Change the status of a trial without an actor; it keeps its one place in the queue."""
-        place = None
         if trial in self._pending_trials_list:
-            place = self._pending_trials_list.index(trial)
+            self._places[trial] = self._pending_trials_list.index(trial)
             self._pending_trials_list.remove(trial)
         self._set_trial_status(trial, status)
-        if status == Trial.PENDING and place is not None:
+        if status == Trial.PENDING and trial in self._places:
             self._pending_trials_list.remove(trial)
-            self._pending_trials_list.insert(place, trial)
+            self._pending_trials_list.insert(self._places.pop(trial), trial)
 
     # --- saving ----------------------------------------------------------------------------------
 
