@@ -101,6 +101,12 @@ class Chronicle:
             logger.warning("Damaged, and not needed: %s", damage)
         return recovered
 
+    def write_first(self, parts: Mapping[str, bytes]) -> None:
+        """Write the snapshot that a new experiment begins with. Raises StorageError."""
+        self._secure_directories()
+        snapshot = Snapshot(ExperimentState(), parts)
+        self._write(snapshot.name, snapshot.encode())
+
     def open(self) -> None:
         """Begin to write. Raises StorageError."""
         retry_s = settings.STORAGE_RETRY_S.get()
@@ -278,7 +284,7 @@ class Chronicle:
         retry_s = settings.STORAGE_RETRY_S.get()
         directory = f"{self._home}/{SNAPSHOTS}"
         snapshots.write(self._disk, directory, name, data, retry_s=retry_s)
-        if not self._disk.has_rename:
+        if not self._disk.has_rename and name.seq:
             merge(
                 self._disk,
                 f"{self._home}/{JOURNAL}",

@@ -86,7 +86,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._search: Search | None = None
         self._waiting: dict[Trial, Callable[[Trial], None]] = {}
         self._resumed_first: set[Trial] = set()
-        self._lost: set[str] = set()
+        self._lost: dict[str, str] = {}
         self._stop_reason = ""
         if not os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
             kwargs.setdefault("checkpoint_period", RAY_STATE_S)
@@ -119,6 +119,9 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._context.experiment = self._context.experiment or uuid.uuid4().hex
         # From the user's own source of randomness: what they seeded decides here too.
         seed = int(np.random.randint(0, 2**31 - 1))  # noqa: NPY002 - the global one is meant
+        self._search = Search(self._search_alg, seed, self._chronicle.record)
+        # Before the first event: whoever finds a journal finds the searcher that it began with.
+        self._chronicle.write_first(self._parts())
         self._chronicle.open()
         self._chronicle.record(
             ExperimentCreated(
@@ -129,8 +132,8 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             )
         )
         self._attach(total_num_samples, ())
-        self._search = Search(self._search_alg, seed, self._chronicle.record)
-        self._chronicle.take_snapshot(self._parts(), at_once=True)
+        for part, detail in self._lost.items():
+            self._chronicle.record(StateLost(part, detail))
 
     def _attach(self, total_num_samples: int | None, damage: tuple[Damage, ...]) -> None:
         samples = total_num_samples if total_num_samples and total_num_samples > 0 else None
@@ -172,7 +175,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def _note_lost(self, part: str, detail: str) -> None:
         """Surface that a part's state is not kept, once: at once, and in the result."""
         if part not in self._lost:
-            self._lost.add(part)
+            self._lost[part] = detail
             self._chronicle.record(StateLost(part, detail))
             logger.error(
                 "The state of the %s is not saved: %s. Trials are; a restored run will not "

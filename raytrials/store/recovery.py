@@ -68,7 +68,8 @@ def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
     segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
     if any(one.first > 1 for one in segments):
         return True
-    if snapshots.names_in(disk, f"{home}/{SNAPSHOTS}", retry_s=retry_s):
+    names = snapshots.names_in(disk, f"{home}/{SNAPSHOTS}", retry_s=retry_s)
+    if any(one.seq for one in names):  # the one of a beginning is written before the first event
         return True
     return any(_holds_event(disk, f"{home}/{JOURNAL}/{one.name}", retry_s) for one in segments)
 
