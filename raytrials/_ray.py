@@ -120,6 +120,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_maybe_update_trial_queue",
         "_update_trial_queue",
         "_create_checkpoint_manager",
+        "_get_trial_checkpoints",
         "_stop_experiment_if_needed",
         "_schedule_trial_actor",
         "_maybe_reuse_cached_actor",

@@ -37,7 +37,7 @@ from raytrials.driver.rebuild import forget_progress, record_of, trial_of
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
 from raytrials.driver.trial import FitContext, Trial, adopt
-from raytrials.errors import ExperimentExistsError, UnpicklableStateError
+from raytrials.errors import ExperimentExistsError, StorageError, UnpicklableStateError
 from raytrials.store.location import disk_of
 from raytrials.store.recovery import Recovered
 from raytrials.store.segment import Damage
@@ -134,6 +134,15 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._attach(total_num_samples, ())
         for part, detail in self._lost.items():
             self._chronicle.record(StateLost(part, detail))
+        # Before Ray's own state can be: with that alone the experiment would not be continued
+        # from the journal.
+        self._settle_at_once()
+
+    def _settle_at_once(self) -> None:
+        if not self._chronicle.settle():
+            path = self._storage.experiment_fs_path
+            detail = "it did not take the first events of the journal"
+            raise StorageError("writing", path, "unavailable", detail)
 
     def _attach(self, total_num_samples: int | None, damage: tuple[Damage, ...]) -> None:
         samples = total_num_samples if total_num_samples and total_num_samples > 0 else None
@@ -339,6 +348,11 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def add_trial(self, trial: _ray.Trial) -> None:
         """Add a trial, whichever searcher made it, as one of ours; a new one is recorded first."""
         trial = adopt(trial, self._context)
+        # The searcher's own record of the experiment may be older than where that is now.
+        trial.storage.storage_filesystem = self._storage.storage_filesystem
+        trial.storage.storage_fs_path = self._storage.storage_fs_path
+        trial.storage.experiment_dir_name = self._storage.experiment_dir_name
+        _ray.keep_staging_directory(trial.storage, self._storage)
         if self._chronicle.is_open and recording.known(trial) is None:
             if self._placeholder_resolvers:
                 trial.resolve_config_placeholders(self._placeholder_resolvers)
@@ -412,6 +426,16 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             for trial in before:
                 if trial.status == Trial.TERMINATED:
                     recording.finished(trial, Status.ABORTED, "the whole experiment was stopped")
+
+    def _get_trial_checkpoints(self) -> dict[str, Any]:
+        # Ray's own are in the order of a set.
+        changed = self._trials_to_cache
+        if changed:
+            for trial in self._trials if len(changed) > 1 else changed:
+                if trial in changed:
+                    self._trial_metadata.setdefault(trial.trial_id, ("", ""))
+        found: dict[str, Any] = super()._get_trial_checkpoints()
+        return found
 
     def _create_checkpoint_manager(self) -> Any:
         # The journal makes up for what Ray's own state does not know yet.
