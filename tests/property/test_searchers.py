@@ -72,8 +72,8 @@ def bayesopt(**arguments: Any) -> Any:
     pytest.importorskip("bayes_opt")
     from ray.tune.search.bayesopt import BayesOptSearch  # noqa: PLC0415 - likewise
 
-    # It draws also for an ask that it then leaves unanswered, in its random steps and for what it
-    # suggested before; how many of those there are depends on the clock.
+    # It waits for ever for a random step that failed. And it draws for a suggestion that it then
+    # skips as a repeated one: that is no answer, and no journal has it.
     answering = {"random_search_steps": 0, "skip_duplicate": False, "patience": 1_000}
     return BayesOptSearch(metric=METRIC, mode=MODE, **answering, **arguments)
 
