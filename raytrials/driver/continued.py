@@ -95,7 +95,7 @@ class ContinuedController(Controller):
     def _adapt(self, trials: list[Trial]) -> None:
         """Give restored trials what this fit has in another way."""
         for trial in trials:
-            trial.max_failures = self._max_failures
+            trial.limit_failures(self._max_failures)
             # Now, and not when it is added: a trial that starts anew is made from it before.
             _ray.keep_config(trial)
             resolvers = _ray.references_alone(self._placeholder_resolvers, trial)

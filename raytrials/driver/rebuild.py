@@ -7,6 +7,7 @@ that vanilla Ray began: what the journal has to know of its trials.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,7 +66,7 @@ def trial_of(
     own.experiment_dir_name = storage.experiment_dir_name
     trial.storage = own
     trial.set_status(RAY_STATUS[record.status])
-    trial.__dict__["account"] = _account_of(record)
+    trial.__dict__["account"] = _account_of(record, trial.max_failures)
     trial = adopt(trial, context)
     _fill_metadata(trial, record, rows)
     for checkpoint in record.checkpoints.values():
@@ -88,7 +89,7 @@ def trial_of(
     return trial
 
 
-def _account_of(record: TrialRecord) -> Account:
+def _account_of(record: TrialRecord, max_failures: int) -> Account:
     decided = [
         fault for number, fault in enumerate(record.faults, 1) if number not in record.undecided
     ]
@@ -96,7 +97,7 @@ def _account_of(record: TrialRecord) -> Account:
     interrupted = record.status in {Status.INTERRUPTED, Status.RUNNING}
     return Account(
         attempt=max(record.attempt, record.reserved),
-        history=record.history,
+        history=dataclasses.replace(record.history, max_failures=max_failures),
         high_water=record.high_water,
         faults=[*decided, *undecided],
         next_index=record.next_index,

@@ -500,6 +500,12 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         """Let the trial run on any node again."""
         self._suspects = ()
 
+    def limit_failures(self, max_failures: int) -> None:
+        """Take another limit of failures from here on."""
+        self.max_failures = max_failures
+        self.account.history = dataclasses.replace(self.account.history, max_failures=max_failures)
+        self.invalidate_json_state()
+
     def renew_budgets(self) -> None:
         """Give an ended trial that is resumed fresh budgets. Its ledger stays."""
         self._decision = None
