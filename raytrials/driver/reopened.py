@@ -32,6 +32,7 @@ from raytrials.store.tunerfile import (
     SPACE,
     TUNER,
     DamagedCopyError,
+    TunerFile,
     decode,
     read,
     read_tuner_file,
@@ -78,7 +79,7 @@ class Reopened:
                 HOME,
             )
 
-    def _find(self) -> Any:
+    def _find(self) -> TunerFile:
         found = read_tuner_file(self._disk, self.path, retry_s=self._retry_s)
         home = f"{self.path}/{HOME}"
         if has_journal(self._disk, home, retry_s=self._retry_s):
