@@ -47,8 +47,8 @@ class Oracle:
       `training_iteration` cannot be checked. Not: rows between what a trial took over from another.
     - **I4** What the searcher was told, and decisions that were not carried out. Not: what is in
       searcher and scheduler; `against` shows what comes of it.
-    - **I5** The ledger, as booked. Infrastructure may be charged as failure if the reason says so,
-      or if the settings of this process do. Not: whether a cause is the true one.
+    - **I5** The ledger, as booked. Infrastructure may be charged as failure if the reason says who
+      asked for it. Not: whether a cause is the true one.
     - **I6** Every byte of what is there now, and that each checkpoint is where and what the journal
       says. Not: whether one was there at every instant, nor whether bytes and manifest were both
       written again alike.

@@ -40,8 +40,8 @@ from raytrials.core.event import (
     TrialConfigChanged,
     TrialFinished,
 )
-from raytrials.core.fault import Cause, Charge
-from raytrials.core.retry import History
+from raytrials.core.fault import Cause, Charge, Fault, FaultClass, Phase
+from raytrials.core.retry import History, RetryPolicy
 from raytrials.core.status import Status
 from raytrials.errors import NotAnExperimentError
 from raytrials.store.filesystem import as_pyarrow
@@ -615,15 +615,23 @@ def test_what_may_be_charged_as_a_failure(
     assert red(script) == expected
 
 
-def test_a_preemption_may_be_charged_where_the_setting_says_so(
-    script: Script, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault_class", FaultClass)
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.NODE_LOST])
+def test_what_the_policy_was_asked_to_charge_may_be_charged(
+    script: Script, cause: Cause, fault_class: FaultClass, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running(script)
-    script.fail("a", Cause.PREEMPTED, Charge.FAILURE, "preempted, counted; failure 1")
+    fault = Fault("a", 1, fault_class, Phase.RUNNING, cause, None, "", 1.0)
+    policy = RetryPolicy(count_preemption=True, count_node_loss=True, restore_retries=0)
+    reason = policy.decide(fault, History()).reason
+    script.fail("a", cause, Charge.FAILURE, reason)
+    script.save()
+    assert red(script) == set()
+    monkeypatch.setenv("RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE", "1")
+    monkeypatch.setenv("RAYTRIALS_COUNT_NODE_LOSS_AS_FAILURE", "1")
+    script.fail("a", cause, Charge.FAILURE, f"{cause}, counted; failure 2")
     script.save()
     assert red(script) == {"I5"}
-    monkeypatch.setenv("RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE", "1")
-    assert red(script) == set()
 
 
 def test_a_gap_in_the_ledger_is_red(script: Script) -> None:
