@@ -17,7 +17,7 @@ from raytrials.core.state import ExperimentState
 from raytrials.errors import JournalCorruptError, StorageError
 from raytrials.store import snapshot as snapshots
 from raytrials.store.disk import Disk
-from raytrials.store.record import NotARecordError, place_of
+from raytrials.store.record import NotARecordError, UnknownEventError, place_of
 from raytrials.store.retrying import retry
 from raytrials.store.segment import Damage, Reading, Segment, segments_among
 from raytrials.store.snapshot import DamagedSnapshotError, Snapshot, SnapshotName
@@ -63,6 +63,7 @@ def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
         retry_s: how long a storage that fails is tried again.
 
     Raises:
+        NewerFormatError: an event is of a newer version.
         StorageError: the storage failed for good.
     """
     segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
@@ -75,9 +76,14 @@ def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
 
 def _holds_event(disk: Disk, path: str, retry_s: float) -> bool:
     data = retry(disk, "reading", path, functools.partial(disk.read, path), limit_s=retry_s)
-    for line in data.split(b"\n"):
+    *whole, rest = data.split(b"\n")
+    if len(whole) > 1:
+        return True  # also if all are damaged: no driver that dies leaves several
+    for line in (*whole, rest):
         try:
             place_of(line)
+        except UnknownEventError:
+            return True
         except NotARecordError as error:
             if error.holds:
                 return True
