@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,12 @@ from raytrials.errors import JournalCorruptError
 from raytrials.store.disk import Disk
 from raytrials.store.record import NotARecordError, UnknownEventError, decode, place_of
 from raytrials.store.retrying import retry
+
+JOURNAL = "journal"
+"""The directory of the segments, beside that of the snapshots."""
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written, on a disk that renames it then."""
 
 _NAME = re.compile(r"(\d{6,})-(\d{12,})(?:-(\d{12,}))?\.jsonl")
 _RELISTS = 10
@@ -52,6 +58,21 @@ def segments_among(names: set[str]) -> list[Segment]:
     """Return the segments among the names in a directory, in the order of their events."""
     found = (_NAME.fullmatch(name) for name in names)
     return sorted(Segment(*(int(part or 0) for part in one.groups())) for one in found if one)
+
+
+def partials_among(names: set[str], epoch: int) -> list[str]:
+    """Return the names of what drivers of older epochs have left half written."""
+    found = {name: _NAME.fullmatch(name.removesuffix(PARTIAL)) for name in names}
+    return sorted(
+        name
+        for name, one in found.items()
+        if one and name.endswith(PARTIAL) and int(one.group(1)) < epoch
+    )
+
+
+def replaced_at(segments: Iterable[Segment], epoch: int) -> int | None:
+    """Return from which event on an epoch does not count, since a later one has begun."""
+    return min((one.first for one in segments if one.epoch > epoch), default=None)
 
 
 @dataclass(frozen=True)
@@ -169,7 +190,7 @@ class Reading:
             if skip and later and later[0].first <= self._after + 1:
                 self._skipped = True
                 continue  # what it holds is known, or stands in the next one too
-            limit = min((one.first for one in later if one.epoch > segment.epoch), default=None)
+            limit = replaced_at(later, segment.epoch)
             if segment.first > self.seq + 1 and (limit is None or segment.first < limit):
                 before = segments[number - 1].name if number else ""
                 torn = next((one for one in self.damage if one.file == before), None)
