@@ -56,7 +56,6 @@ class ContinuedController(Controller):
         self._num_samples = num_samples
         self._max_failures = max_failures
         self._stop = dict(stop)
-        self._not_resumed: Exception | None = None
         super().__init__(context, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
