@@ -101,7 +101,7 @@ def _account_of(record: TrialRecord, max_failures: int) -> Account:
         high_water=record.high_water,
         faults=[*decided, *undecided],
         next_index=record.next_index,
-        ended_cleanly=not record.attempt or record.is_finished,
+        ended_cleanly=not record.attempt or record.status in {Status.SUCCEEDED, Status.ABORTED},
         adopts_from=record.adopts_from,
         bad=dict(record.bad),
         unverified=list(record.unverified),
@@ -117,7 +117,7 @@ def _fill_metadata(trial: Trial, record: TrialRecord, rows: Iterable[Row]) -> No
         metadata.last_result_time = row.time
     if record.last_result:
         metadata.last_result = {**record.last_result, CONFIG: trial.config}
-    if record.analysis:
+    if record.analysis and not metadata.metric_n_steps:
         metadata.metric_analysis = copy.deepcopy(dict(record.analysis))
     metadata.start_time = record.started_s
     metadata.num_failures = record.history.failures
