@@ -156,7 +156,7 @@ class Course:
     # --- attempts --------------------------------------------------------------------------------
 
     def _after_assigned(self, event: RunnerAssigned) -> None:
-        self._placed.add(event.trial_id)
+        self._waiting.pop(event.trial_id, None)  # its actor is requested: it is in the line
         self.notes[event.trial_id].origin.looked_s = self._record.time
 
     def _before_started(self, trial: TrialRecord, event: Any) -> _Wrong:
