@@ -501,9 +501,10 @@ class NewerFormatError(RaytrialsError):
         self.what = what
 
     def __str__(self) -> str:
+        article = "An" if self.what[:1] in {*"aeiou"} else "A"
         return (
-            f"A {self.what} has version {self.version}; this release of raytrials reads up to "
-            f"{self.known}. Use the release that wrote it, or a newer one."
+            f"{article} {self.what} has version {self.version}; this release of raytrials reads up "
+            f"to {self.known}. Use the release that wrote it, or a newer one."
         )
 
 

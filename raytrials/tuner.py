@@ -54,6 +54,8 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         UnserializableError: the trainable or a value of `param_space` cannot be sent to a worker.
         StorageUnwritableError: the storage path cannot be written.
         UnsupportedPathError: Ray Client is connected.
+
+    With `resume="auto"` also what `restore` raises.
     """
 
     def __init__(  # noqa: PLR0913 - Ray's, and ours

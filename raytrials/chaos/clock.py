@@ -32,9 +32,9 @@ class FakeClock:
         """Let time go by.
 
         Raises:
-            ValueError: it would go back.
+            ValueError: it would go back, or nowhere (NaN).
         """
-        if seconds < 0:
+        if not seconds >= 0:
             raise ValueError(f"Time cannot go by {seconds} s; jump() moves the wall clock back.")
         self._monotonic_s += seconds
 

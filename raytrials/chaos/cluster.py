@@ -120,7 +120,11 @@ class FakeCluster:
             labels: that its node must have.
             ahead: whether it is placed before those that are not, whenever they asked.
             setup: its constructor. What this raises fails the start.
+
+        Raises:
+            ValueError: it takes less than nothing.
         """
+        _require_slots(slots)
         self._timeline.catch_up()
         actor = Actor(
             number=self._control.number(),
@@ -159,7 +163,10 @@ class FakeCluster:
 
     def _actor(self, number: int) -> Actor:
         self._timeline.catch_up()
-        return self._control.actors[number]
+        try:
+            return self._control.actors[number]
+        except KeyError:
+            raise KeyError(f"There is no actor {number!r}.") from None
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -167,8 +174,10 @@ class FakeCluster:
         """Add a node.
 
         Raises:
-            ValueError: there was one of this name. As Ray's ids, names are never used again.
+            ValueError: there was one of this name, as Ray's ids are never used again; or it has
+                less than nothing.
         """
+        _require_slots(slots)
         self._timeline.catch_up()
         if name in self._nodes:
             raise ValueError(f"There was a node {name} already.")
@@ -209,7 +218,13 @@ class FakeCluster:
                 self._control.worker_died(actor, Died(Exit.CRASHED))
 
     def drain_node(self, name: str, deadline_s: float) -> None:
-        """Announce that a node will be preempted, so many seconds from now."""
+        """Announce that a node will be preempted, so many seconds from now.
+
+        Raises:
+            ValueError: that is in the past.
+        """
+        if not deadline_s >= 0:
+            raise ValueError(f"A node cannot be preempted in {deadline_s} s.")
         node = self._step(name, "drain")
         node.deadline_s = self._timeline.now_s + deadline_s
         self._timeline.after(deadline_s, lambda: self._preempt(node))
@@ -256,6 +271,8 @@ class FakeCluster:
 
     def _step(self, name: str, step: str) -> Node:
         self._timeline.catch_up()
+        if name not in self._nodes:
+            raise KeyError(f"There is no node {name!r}.")
         node = self._nodes[name]
         node.step(step, self._timeline.now_s)
         return node
@@ -279,3 +296,8 @@ class FakeCluster:
         for actor in node.actors.values():
             self._control.cut_off(actor)
         self._control.release(node)
+
+
+def _require_slots(slots: int) -> None:
+    if slots < 0:
+        raise ValueError(f"There are no {slots} slots.")

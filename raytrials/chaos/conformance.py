@@ -202,6 +202,29 @@ class DiskConformance:
         assert disk.read(f"{root}/old/a") == b"old"
         assert disk.read(f"{root}/new/a") == b"new"
 
+    def test_a_directory_is_not_renamed_into_itself(self, place: Place) -> None:
+        disk, root = place
+        if not disk.has_rename:
+            return
+        put(disk, root, {"a/b/file": b"x"})
+        for below in ("a/c", "a/b/c"):
+            with raises(OSError):
+                disk.rename(f"{root}/a", f"{root}/{below}")
+        assert set(disk.list_files(root)) == {"a/b/file"}
+
+    def test_a_file_takes_no_place_of_a_directory(self, place: Place) -> None:
+        disk, root = place
+        if not disk.has_rename:
+            return
+        put(disk, root, {"file": b"file", "full/a": b"a"})
+        disk.make_directory(f"{root}/empty")
+        for taken in ("full", "empty"):
+            with raises(OSError):
+                disk.replace(f"{root}/file", f"{root}/{taken}")
+        assert disk.read(f"{root}/file") == b"file"
+        assert disk.read(f"{root}/full/a") == b"a"
+        assert disk.list_names(root) == {"file", "full", "empty"}
+
     def test_a_file_takes_the_place_of_another(self, place: Place) -> None:
         disk, root = place
         put(disk, root, {"old": b"old", "new": b"new"})

@@ -137,6 +137,8 @@ class FakeLocal(Disk):
         node = source.names.get(old_name)
         if node is None:
             raise _error(errno.ENOENT, old)
+        if node is target or (isinstance(node, _Directory) and node.holds(target)):
+            raise _error(errno.EINVAL, new)
         self._move(source, old_name, target, new_name, node)
 
     def replace(self, old: str, new: str) -> None:
@@ -145,6 +147,11 @@ class FakeLocal(Disk):
         node = source.names.get(old_name)
         if node is None:
             raise _error(errno.ENOENT, old)
+        replaced = target.names.get(new_name)
+        if isinstance(replaced, _Directory):
+            raise _error(errno.EISDIR, new)
+        if isinstance(node, _Directory) and replaced is not None:
+            raise _error(errno.ENOTDIR, new)
         self._move(source, old_name, target, new_name, node)
 
     @staticmethod
@@ -248,6 +255,9 @@ class _Directory:
     def delete(self, name: str) -> None:
         if name in self.names:
             self.change({name: None})
+
+    def holds(self, other: _Directory) -> bool:
+        return any(node is other for _, node in self.walk())
 
     def empty(self) -> None:
         for name, node in list(self.names.items()):

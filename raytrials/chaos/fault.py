@@ -121,13 +121,20 @@ class Faulty(Disk):
         self._lock = threading.RLock()
 
     @contextlib.contextmanager
-    def _operation(self, name: str, path: str, size: int = 0) -> Iterator[None]:
+    def _operation(
+        self, name: str, path: str, size: int = 0, *, failing: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
+        """Stand around an operation; `failing` is what one does that a fault keeps from it."""
         with self._lock:
             if self._stopped:
                 raise Stopped
             operation = Operation(len(self.operations) + 1, name, path, size)
             self.operations.append(operation)
-            self._ask(self._before, operation)
+            try:
+                self._ask(self._before, operation)
+            except BaseException:
+                failing()
+                raise
         yield
         with self._lock:
             self._ask(self._after, operation)
@@ -237,15 +244,13 @@ class _FaultyWriter:
     writer: Writer
 
     def write(self, data: memoryview, /) -> None:
-        half = len(data) // 2
-        try:
-            with self.disk._operation("write", self.path, len(data)):  # noqa: SLF001 - likewise
-                self.writer.write(data)
-                half = 0
-        except BaseException:
-            if half:
-                self.writer.write(data[:half])
-            raise
+        operation = self.disk._operation  # noqa: SLF001 - likewise
+        with operation("write", self.path, len(data), failing=lambda: self._write_half(data)):
+            self.writer.write(data)
+
+    def _write_half(self, data: memoryview) -> None:
+        if len(data) > 1:
+            self.writer.write(data[: len(data) // 2])
 
 
 @dataclass(frozen=True)

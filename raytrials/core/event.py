@@ -11,24 +11,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from typing_extensions import Self
 
 from raytrials.core.fault import ChargedFault
-from raytrials.core.plain import plain, plain_metrics
+from raytrials.core.plain import plain_list, plain_metrics, plain_record
 from raytrials.core.retry import History
+from raytrials.core.shape import require
 from raytrials.core.status import Status
 
 VERSION = 1
 """Of all events together."""
 
-E = TypeVar("E", bound="Event")
-
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened. Mappings and sequences in it are made plain, and copied."""
+    """One thing that happened.
+
+    Mappings and sequences in it are made plain, and copied; what users give may be anything.
+    """
 
     def to_data(self) -> dict[str, Any]:
         """Return its fields as plain JSON values."""
@@ -36,7 +38,11 @@ class Event:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """Return what :meth:`to_data` gave. Raises TypeError or ValueError for anything else."""
+        """Return what :meth:`to_data` gave, as JSON brings it.
+
+        Raises TypeError or ValueError for anything else.
+        """
+        require(cls, data)
         return cls(**data)
 
 
@@ -77,6 +83,7 @@ class ExperimentCreated(Event):
     param_space: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _make_ints(self, "seed")
         _make_plain(self, "param_space")
 
 
@@ -106,7 +113,7 @@ class DriverAttached(Event):
 
     def __post_init__(self) -> None:
         _make_plain(self, "versions")
-        object.__setattr__(self, "damage", plain(list(self.damage)))
+        object.__setattr__(self, "damage", [plain_metrics(one) for one in self.damage])
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ class SchedulerActed(Event):
     arguments: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", plain(list(self.arguments)))
+        object.__setattr__(self, "arguments", plain_list(self.arguments))
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,7 @@ class TrialAdded(TrialEvent):
 
     def __post_init__(self) -> None:
         _make_plain(self, "config")
-        object.__setattr__(self, "resources", plain(list(self.resources)))
+        object.__setattr__(self, "resources", [plain_metrics(one) for one in self.resources])
 
 
 @dataclass(frozen=True)
@@ -208,7 +215,7 @@ class TrialImported(TrialEvent):
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "record", plain(dict(self.record)))
+        object.__setattr__(self, "record", plain_record(self.record))
 
 
 @dataclass(frozen=True)
@@ -249,6 +256,7 @@ class AttemptStarted(TrialEvent):
     metrics: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        _make_ints(self, "attempt", "from_iteration", "first_index")
         if self.metrics is not None:
             _make_plain(self, "metrics")
 
@@ -279,6 +287,8 @@ class ResultReported(TrialEvent):
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if type(self.attempt) is not int or type(self.iteration) is not int:
+            _make_ints(self, "attempt", "iteration")
         _make_plain(self, "metrics")
 
 
@@ -299,6 +309,7 @@ class CheckpointCommitted(TrialEvent):
     metrics: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        _make_ints(self, "attempt", "index", "iteration")
         if self.metrics is not None:
             _make_plain(self, "metrics")
 
@@ -355,7 +366,8 @@ class FaultRecorded(TrialEvent):
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> FaultRecorded:
         """See :meth:`Event.from_data`."""
-        fault, history = ChargedFault.from_json(data["fault"]), History(**data["history"])
+        require(cls, data)
+        fault, history = ChargedFault.from_json(data["fault"]), History.from_json(data["history"])
         return cls(**{**data, "fault": fault, "history": history})
 
 
@@ -385,7 +397,7 @@ class TrialConfigChanged(TrialEvent):
 
     def __post_init__(self) -> None:
         _make_plain(self, "config")
-        object.__setattr__(self, "resources", plain(list(self.resources)))
+        object.__setattr__(self, "resources", [plain_metrics(one) for one in self.resources])
 
 
 @dataclass(frozen=True)
@@ -399,6 +411,9 @@ class DecisionMade(TrialEvent):
 
     iteration: int
     decision: str
+
+    def __post_init__(self) -> None:
+        _make_ints(self, "iteration")
 
 
 @dataclass(frozen=True)
@@ -414,6 +429,9 @@ class SearcherTold(TrialEvent):
     call: str
     iteration: int
     error: bool = False
+
+    def __post_init__(self) -> None:
+        _make_ints(self, "iteration")
 
 
 @dataclass(frozen=True)
@@ -432,7 +450,7 @@ class TrialFinished(TrialEvent):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", Status(self.status))
-        object.__setattr__(self, "analysis", plain(dict(self.analysis)))
+        object.__setattr__(self, "analysis", plain_record(self.analysis))
 
     def to_data(self) -> dict[str, Any]:
         """See :meth:`Event.to_data`."""
@@ -478,6 +496,14 @@ EVENTS: Mapping[str, type[Event]] = {
     )
 }
 """Every event by its name in the journal."""
+
+
+def _make_ints(event: Event, *names: str) -> None:
+    """Make NumPy's integers Python's; `training_iteration` is the user's, and may be one."""
+    for name in names:
+        value = getattr(event, name)
+        if type(value) is not int:
+            object.__setattr__(event, name, int(value))
 
 
 def _make_plain(event: Event, name: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from raytrials.core.shape import require
 from raytrials.core.word import Word
 from raytrials.errors import ActorError, RestoreError, TrainingError, TrialError
 
@@ -160,7 +161,8 @@ class ChargedFault(Fault):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChargedFault:
-        """Return what :meth:`to_json` wrote."""
+        """Return what :meth:`to_json` wrote. Raises TypeError or ValueError for anything else."""
+        require(cls, data)
         return cls(
             **{
                 **data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _AS_THEY_ARE = {bool, float, str, type(None)}
@@ -29,6 +29,33 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             json.dumps(found[str(name)])
         except Exception:  # noqa: BLE001 - the user's class may do anything
             found[str(name)] = f"<{type(value).__name__}>"
+    return found
+
+
+def plain_list(values: Iterable[Any]) -> list[Any]:
+    """Return what is in a list as :func:`plain_metrics` does what is in metrics."""
+    return [_safe(value, 0) for value in values]
+
+
+def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """As :func:`plain_metrics`, for what has metrics somewhere in it: the rest stays what it is."""
+    return {str(name): _safe(value, 3) for name, value in record.items()}
+
+
+def _safe(value: Any, depth: int) -> Any:
+    """Return a value as plain JSON, whatever it is.
+
+    What has no such form becomes its class's name: of lists and mappings what is in them, so deep.
+    """
+    try:
+        found = plain(value)
+        json.dumps(found)
+    except Exception:  # noqa: BLE001 - the user's class may do anything
+        if depth and isinstance(value, Mapping):
+            return {str(name): _safe(inner, depth - 1) for name, inner in value.items()}
+        if depth and isinstance(value, list | tuple):
+            return [_safe(inner, depth - 1) for inner in value]
+        return f"<{type(value).__name__}>"
     return found
 
 

@@ -11,10 +11,12 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from raytrials import settings
 from raytrials.core.fault import Cause, Charge, Fault, FaultClass
 from raytrials.core.rule import Rule, rules_of_environment
+from raytrials.core.shape import require
 from raytrials.errors import ConfigurationError
 
 FATAL = "raytrials.errors.Fatal"
@@ -42,6 +44,12 @@ class History:
     unavailable: int = 0
     kind: str = ""
     repeats: int = 0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> History:
+        """Return what `dataclasses.asdict` gave. Raises TypeError for anything else."""
+        require(cls, data)
+        return cls(**data)
 
     def restored(self) -> History:
         """Return the history after a successful restore."""
@@ -261,7 +269,15 @@ class RetryPolicy:
             return self._restore(fault, history)
         if fault.fault_class is FaultClass.ACTOR:
             return self._actor(fault, history)
-        return _failure(history, f"{fault.cause}, counted")
+        return _failure(history, self._counted(fault))
+
+    def _counted(self, fault: Fault) -> str:
+        """Return that a fault counts, and what asked for it if that is this policy alone."""
+        asked = {
+            Cause.PREEMPTED: "count_preemption" if self.count_preemption else "",
+            Cause.NODE_LOST: "count_node_loss" if self.count_node_loss else "",
+        }.get(fault.cause)
+        return f"{fault.cause}, counted" + (f" ({asked})" if asked else "")
 
     def _is_infrastructure(self, fault: Fault) -> bool:
         if fault.cause is Cause.PREEMPTED:
@@ -291,7 +307,7 @@ class RetryPolicy:
         if limit is not None and history.restore_failures >= limit:
             return _failure(
                 dataclasses.replace(history, restore_failures=0),
-                f"{fault.cause}, counted: the free retries are used up (restore_retries={limit})",
+                f"{self._counted(fault)}: the free retries are used up (restore_retries={limit})",
             )
         count = history.restore_failures + 1
         return Decision(
@@ -312,7 +328,7 @@ class RetryPolicy:
         lenient = {Cause.WORKER_DIED, Cause.HUNG, Cause.ACTOR_UNAVAILABLE}
         if fault.cause in lenient and not self.count_worker_death:
             return self._infrastructure(fault, history)
-        return _failure(history, f"{fault.cause}, counted")
+        return _failure(history, self._counted(fault))
 
 
 def _checked(rules: object) -> tuple[Rule, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from raytrials.core.fault import ChargedFault
 from raytrials.core.retry import History, Since
+from raytrials.core.shape import require, require_items
 from raytrials.core.status import Status
 
 STORY = 12
@@ -167,19 +168,40 @@ class TrialRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRecord:
-        """Return what :meth:`to_json` gave."""
-        checkpoints = (CheckpointRecord(*values) for values in data["checkpoints"])
+        """Return what :meth:`to_json` gave, as JSON brings it.
+
+        Raises KeyError, TypeError or ValueError for anything else.
+        """
+        require(cls, data, _PLAIN)
+        checkpoints = [_checkpoint(*values) for values in data["checkpoints"]]
+        faults = [ChargedFault.from_json(fault) for fault in data["faults"]]
+        undecided = [_undecided(*values) for values in data["undecided"]]
+        if any(not 0 < number <= len(faults) for number, _ in undecided):
+            raise ValueError("a fault is undecided that is none of its own")
         return cls(
             **{name: data[name] for name in _PLAIN},
             status=Status(data["status"]),
             checkpoints={one.index: one for one in checkpoints},
             bad=dict(data["bad"]),
-            faults=[ChargedFault.from_json(fault) for fault in data["faults"]],
-            undecided={number: Since(*rest) for number, *rest in data["undecided"]},
-            history=History(**data["history"]),
+            faults=faults,
+            undecided=dict(undecided),
+            history=History.from_json(data["history"]),
         )
 
 
+def _checkpoint(attempt: int, index: int, iteration: int, metrics: Any) -> CheckpointRecord:
+    require_items((attempt, index, iteration), _INT, "a checkpoint")
+    require_items((metrics,), frozenset({dict}), "a checkpoint")
+    return CheckpointRecord(attempt, index, iteration, metrics)
+
+
+def _undecided(number: int, restored: bool, progressed: bool) -> tuple[int, Since]:  # noqa: FBT001
+    require_items((number,), _INT, "undecided")
+    require_items((restored, progressed), frozenset({bool}), "undecided")
+    return number, Since(restored, progressed)
+
+
+_INT = frozenset({int})
 _OWN_FORM = {"status", "checkpoints", "bad", "faults", "undecided", "history"}
 _NOT_SAVED = {"rows", "story"}
 _PLAIN = tuple(
@@ -241,7 +263,11 @@ class ExperimentState:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], trials: Sequence[TrialRecord]) -> ExperimentState:
-        """Return what :meth:`to_json` gave, with the trials in their order."""
+        """Return what :meth:`to_json` gave, with the trials in their order.
+
+        Raises KeyError, TypeError or ValueError for anything else.
+        """
+        require(cls, data, _OF_EXPERIMENT)
         return cls(
             **{**{name: data[name] for name in _OF_EXPERIMENT}, "lost": dict(data["lost"])},
             trials={trial.trial_id: trial for trial in trials},

@@ -7,6 +7,7 @@ is free; a fit looks again, as others may have been faster.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import posixpath
 from typing import Any
@@ -19,6 +20,7 @@ from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of, resolve
 from raytrials.store.occupant import names_in, occupant_of, remove
 from raytrials.store.recovery import HOME
+from raytrials.store.retrying import retry
 from raytrials.store.tunerfile import SPACE, TUNER, encode, write, write_tuner_file
 
 logger = logging.getLogger(__name__)
@@ -157,7 +159,9 @@ class Beginning:
         if data is not None:
             write(self._disk, path, encode(data), retry_s=self._retry_s)
         else:
-            self._disk.delete_file(path)
+            # Of one that was begun here before, and had come to nothing yet.
+            delete = functools.partial(self._disk.delete_file, path)
+            retry(self._disk, "deleting", path, delete, limit_s=self._retry_s)
 
 
 def experiment_at(storage_path: str, name: str) -> str:

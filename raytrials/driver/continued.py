@@ -7,7 +7,10 @@ but for the objects in them, which are the new ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from ray import exceptions
 
 from raytrials import _ray
 from raytrials.driver.controller import Controller
@@ -30,6 +33,7 @@ class ContinuedController(Controller):
         reopened: the experiment.
         num_samples: how many samples there are to be; more than before are made up for.
         max_failures: what each trial may fail now.
+        stop: when a trial ends, by metric; empty for nothing that is said so.
         **kwargs: as Ray's.
 
     Raises:
@@ -45,24 +49,23 @@ class ContinuedController(Controller):
         *,
         num_samples: int,
         max_failures: int,
+        stop: Mapping[str, Any],
         **kwargs: Any,
     ) -> None:
         self._reopened = reopened
         self._num_samples = num_samples
         self._max_failures = max_failures
-        self._not_resumed: RaytrialsError | None = None
+        self._stop = dict(stop)
         super().__init__(context, **kwargs)
-        if self._not_resumed is not None:
-            raise self._not_resumed
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_reopened", "_num_samples", "_max_failures", "_not_resumed"):
+        for name in ("_reopened", "_num_samples", "_max_failures", "_stop"):
             state.pop(name, None)
         return state
 
     def resume(self, resume_config: Any) -> None:
-        """Take up the newest whole state as Ray does; what fails is raised when Ray is done."""
+        """Take up the newest whole state as Ray does. Raises RaytrialsError if it does not work."""
         state: list[str] = []
 
         def find(*_: Any, **__: Any) -> str:
@@ -72,17 +75,14 @@ class ContinuedController(Controller):
         try:
             _ray.resume(find)(self, resume_config)
             _ray.raise_samples(self._search_alg, self._num_samples)
-        except RaytrialsError as error:
-            self._not_resumed = error
+        except (RaytrialsError, exceptions.RayError):
             raise
         except ImportError as error:
-            self._not_resumed = MissingCodeError(self._reopened.path, str(error))
-            raise self._not_resumed from error
+            raise MissingCodeError(self._reopened.path, str(error)) from error
         except Exception as error:
             detail = f"the search does not resume from it: {type(error).__name__}: {error}"
             path = state[0] if state else self._reopened.path
-            self._not_resumed = ExperimentCorruptError(path, detail)
-            raise self._not_resumed from error
+            raise ExperimentCorruptError(path, detail) from error
 
     def _restore_trials(self, experiment_state: dict[str, Any]) -> list[Trial]:
         trials = super()._restore_trials(experiment_state)
@@ -95,12 +95,18 @@ class ContinuedController(Controller):
     def _adapt(self, trials: list[Trial]) -> None:
         """Give restored trials what this fit has in another way."""
         for trial in trials:
-            trial.limit_failures(self._max_failures)
+            self._bring_up_to_date(trial)
             # Now, and not when it is added: a trial that starts anew is made from it before.
             _ray.keep_config(trial)
             resolvers = _ray.references_alone(self._placeholder_resolvers, trial)
             if resolvers:
                 trial.resolve_config_placeholders(resolvers)
+
+    def _bring_up_to_date(self, trial: _ray.Trial) -> None:
+        if isinstance(trial, Trial):
+            trial.limit_failures(self._max_failures)
+        trial.max_failures = self._max_failures
+        trial.stopping_criterion = self._stop
 
     def add_trial(self, trial: _ray.Trial) -> None:
         """Add a trial; one that was there before keeps its configuration.
@@ -108,7 +114,7 @@ class ContinuedController(Controller):
         Raises:
             SearchSpaceNeededError: its configuration lacks values that only the search space has.
         """
-        trial.max_failures = self._max_failures  # the searcher's own record has the old one
+        self._bring_up_to_date(trial)  # a new one is made from what the searcher had saved
         if not _ray.keep_config(trial):
             keys = _ray.unresolved_keys(trial)
             if keys and not self._placeholder_resolvers:

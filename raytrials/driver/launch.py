@@ -122,6 +122,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
             reopened=reopened,
             num_samples=sys.maxsize if num_samples == -1 else num_samples,
             max_failures=self._run_config.failure_config.max_failures,
+            stop=self._run_config.stop if isinstance(self._run_config.stop, dict) else {},
         )
         # Ray leaves the number out, as it means to find it in what it saved.
         run = functools.partial(
@@ -144,6 +145,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         Raises:
             ExperimentCorruptError: no state file of the restored experiment can be read.
             MissingCodeError: one needs code that is not found here.
+            RayError: one holds references, and Ray is not started.
         """
         error = self._reopened.results_error if self._reopened is not None else None
         if self._experiment_analysis is None and error is not None:

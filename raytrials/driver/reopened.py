@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ray import exceptions
 from ray.tune import ExperimentAnalysis
 
 from raytrials import _ray, settings
@@ -33,6 +34,7 @@ from raytrials.store.tunerfile import (
     SPACE,
     TUNER,
     DamagedCopyError,
+    TunerFile,
     decode,
     read,
     read_tuner_file,
@@ -65,7 +67,7 @@ class Reopened:
         self._filesystem, on_it = resolve(path, filesystem)
         self._disk = disk_of(self._filesystem)
         self.path = on_it.rstrip("/")
-        self.results_error: RaytrialsError | None = None
+        self.results_error: Exception | None = None
         self._retry_s = settings.STORAGE_RETRY_S.get()
         self._described: Mapping[str, Any] | None = None
         self._tuner = self._find()
@@ -79,7 +81,7 @@ class Reopened:
                 HOME,
             )
 
-    def _find(self) -> Any:
+    def _find(self) -> TunerFile:
         found = read_tuner_file(self._disk, self.path, retry_s=self._retry_s)
         home = f"{self.path}/{HOME}"
         if has_journal(self._disk, home, retry_s=self._retry_s):
@@ -155,6 +157,7 @@ class Reopened:
         Raises:
             ValueError: there is no state file.
             RaytrialsError: none can be read; it is kept as `results_error`, as Ray drops it.
+            RayError: likewise, where Ray has to be started first.
         """
         del experiment_checkpoint_path, storage_filesystem
         for name, found in self._states():
@@ -162,6 +165,10 @@ class Reopened:
             if not problem:
                 try:
                     return ExperimentAnalysis(path, storage_filesystem=self._filesystem, **defaults)
+                except exceptions.RayError as error:
+                    # References in it are read only where Ray runs, and are no damage.
+                    self.results_error = error
+                    raise
                 except (ImportError, AttributeError) as error:
                     self.results_error = MissingCodeError(path, str(error))
                     raise self.results_error from error
@@ -221,6 +228,8 @@ class Reopened:
 def _unpickled(data: bytes, file: str) -> Any:
     try:
         return _ray.cloudpickle.loads(data)
+    except exceptions.RayError:
+        raise  # it holds references, which are read only where Ray runs
     except (ImportError, AttributeError) as error:
         raise MissingCodeError(file, str(error)) from error
     except Exception as error:

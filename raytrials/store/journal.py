@@ -26,7 +26,7 @@ from raytrials.store.clock import Clock
 from raytrials.store.disk import Appender, Disk
 from raytrials.store.record import encode
 from raytrials.store.retrying import retry
-from raytrials.store.segment import Segment, segments_among
+from raytrials.store.segment import PARTIAL, Segment, partials_among, segments_among
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Journal(ABC):
         self._clock = clock
         self._accept = accept
         self._may_write = may_write
+        self._is_closed = False
         self._lines: deque[_Line] = deque()
         self._barriers: deque[tuple[int, Callable[[], object]]] = deque()
         self._urgent_seq = 0
@@ -91,7 +92,14 @@ class Journal(ABC):
     # --- what a driver calls ---------------------------------------------------------------------
 
     def append(self, event: Event) -> Record:
-        """Add an event, and return it in its place. Never waits, and never fails for the disk."""
+        """Add an event, and return it in its place. Never waits, and never fails for the disk.
+
+        Raises:
+            RuntimeError: the journal is closed.
+            Exception: of `accept`; the journal is as before.
+        """
+        if self._is_closed:
+            raise RuntimeError(f"The journal in {self._directory} is closed.")
         record = Record(self._seq + 1, self._epoch, round(self._clock.time(), 6), event)
         line = _Line(record.seq, encode(record), self._clock.monotonic())
         self._accept(record)
@@ -169,12 +177,12 @@ class Journal(ABC):
     # --- what the thread calls -------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all events so far durable. Does nothing while the lease is in doubt.
+        """Make all events so far durable. Does nothing while the lease is in doubt, or once closed.
 
         Raises:
             StorageError: the storage failed; nothing is lost, and the next call tries again.
         """
-        if self.is_pending and self._may_write():
+        if self.is_pending and self._can_write():
             self._sync()
 
     @abstractmethod
@@ -190,8 +198,17 @@ class Journal(ABC):
         """Make all events so far durable, and acknowledge them."""
 
     @abstractmethod
+    def _let_go(self) -> None:
+        """Close what is open."""
+
     def close(self) -> None:
-        """Let go of the disk, without writing anything more."""
+        """Let go of the disk: nothing more is written, and nothing more becomes durable."""
+        with self.changed:
+            self._is_closed = True
+        self._let_go()
+
+    def _can_write(self) -> bool:
+        return not self._is_closed and self._may_write()
 
     def _acknowledge(self, seq: int) -> None:
         with self.changed:
@@ -225,17 +242,19 @@ class _Appended(Journal):
         Its process may have died before it synced. What is built on its events must not outlast
         them. Only its last segment can be in doubt: each is durable before the next is begun.
         """
-        self._disk.sync(self._directory.rpartition("/")[0])
-        for segment in segments_among(self._disk.list_names(self._directory))[-1:]:
+        names = self._disk.list_names(self._directory)
+        for segment in segments_among(names)[-1:]:
             appender = self._disk.append(f"{self._directory}/{segment.name}")
             try:
                 appender.sync()
             finally:
                 appender.close()
+        for name in partials_among(names, self._epoch):
+            self._disk.delete_file(f"{self._directory}/{name}")
         self._disk.sync(self._directory)
 
     def _take(self, line: _Line) -> None:
-        if self._is_behind or not self._may_write():
+        if self._is_behind or not self._can_write():
             self._is_behind = True
             return
         try:
@@ -262,7 +281,7 @@ class _Appended(Journal):
         if appender is not None and not failed:
             self._do("syncing", self._directory, lambda: self._sync_segment(appender))
             self._acknowledge(written)
-        if self._is_behind and self._may_write():
+        if self._is_behind and self._can_write():
             self._begin_segment()
 
     def _sync_segment(self, appender: Appender) -> None:
@@ -278,7 +297,7 @@ class _Appended(Journal):
         self._is_named = True
 
     def _begin_segment(self) -> None:
-        self.close()
+        self._let_go()
         with self.changed:
             lines = list(self._lines)
             if not lines:
@@ -297,6 +316,9 @@ class _Appended(Journal):
                 self._is_behind = bool(self._lines)  # else the next event begins a segment
             raise
         with self.changed:
+            if self._is_closed:
+                appender.close()
+                return
             self._appender = appender
             self._is_named = True
             self._bytes = sum(len(line.data) for line in lines)
@@ -305,12 +327,12 @@ class _Appended(Journal):
                 self._take(line)
 
     def _write_segment(self, path: str, lines: list[_Line]) -> None:
-        partial = f"{path}.partial"
+        partial = f"{path}{PARTIAL}"
         self._disk.write(partial, b"".join(line.data for line in lines))
         self._disk.replace(partial, path)
         self._disk.sync(self._directory)
 
-    def close(self) -> None:
+    def _let_go(self) -> None:
         with self.changed:
             appender, self._appender = self._appender, None
         if appender is not None:
@@ -332,12 +354,12 @@ class _Uploaded(Journal):
     def _take(self, line: _Line) -> None:
         """Nothing: it is gathered."""
 
-    def close(self) -> None:
+    def _let_go(self) -> None:
         """Nothing is open."""
 
     def _sync(self) -> None:
         until = self._seq
-        while self._durable_seq < until and self._may_write():
+        while self._durable_seq < until and self._can_write():
             # A segment whose answer was lost may be there: it stays what it is.
             self._in_flight = self._in_flight or self._gather()
             path = self._path_of(self._in_flight[0].seq)

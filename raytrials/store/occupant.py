@@ -126,7 +126,7 @@ def _in_order(disk: Disk, path: str, *, retry_s: float) -> list[str]:
     """Return what is to be removed, relative to the experiment, in this order."""
     names = names_in(disk, path, retry_s=retry_s)
     ours = {f"{HOME}/{name}" for name in names_in(disk, f"{path}/{HOME}", retry_s=retry_s)}
-    first = [TUNER, f"{HOME}/{COPY}"]
+    first = [f"{HOME}/{COPY}", TUNER]
     last = [*sorted(filter(is_state_file, names)), f"{HOME}/{SNAPSHOTS}", f"{HOME}/{JOURNAL}"]
     found = (names - {HOME}) | (ours - {f"{HOME}/{LEASE}"})
     between = sorted(found.difference(first, last))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_HIGHEST_PID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def this_process() -> Process:
 
 def is_gone(process: Process) -> bool:
     """Return whether a process surely does nothing any more; False if that cannot be told."""
+    if not 0 < process.pid <= _HIGHEST_PID:
+        return False  # what the system takes for a group, or for no number at all
     here = this_process()
     place = (process.boot_id, process.pid_namespace)
     if None in place or place != (here.boot_id, here.pid_namespace):

@@ -34,6 +34,13 @@ class NotARecordError(ValueError):
         self.holds = holds
 
 
+class UnknownEventError(NotARecordError):
+    """A line of the journal is as it was written, and no event that this release knows."""
+
+    def __init__(self, problem: object) -> None:
+        super().__init__(f"it is no event of this format: {problem}")
+
+
 def encode(record: Record) -> bytes:
     """Return a record as its line, newline included."""
     fields = {
@@ -56,11 +63,16 @@ def place_of(line: bytes) -> tuple[int, int]:
 
     Raises:
         NotARecordError: it is not whole, to the byte.
+        UnknownEventError: it is whole, and has no place.
+        NewerFormatError: likewise, and it is of a newer version.
     """
     line = line.rstrip(b"\0")
-    found = _SEQ.match(line)
-    if found is None or not _is_sealed(line):
+    if not _is_sealed(line):
         raise _refusal(line)
+    found = _SEQ.match(line)
+    if found is None:
+        decode(line)  # knows if it is of a newer version
+        raise UnknownEventError("its first fields are others")
     return int(found.group(1)), int(found.group(2))
 
 
@@ -72,6 +84,7 @@ def decode(line: bytes) -> Record:
 
     Raises:
         NotARecordError: it is not whole, to the byte.
+        UnknownEventError: it is whole, and no event of this version.
         NewerFormatError: it is whole, and of a newer version.
     """
     line = line.rstrip(b"\0")
@@ -82,9 +95,16 @@ def decode(line: bytes) -> Record:
         if fields["v"] > VERSION:
             raise NewerFormatError(fields["v"], VERSION, "event of the journal")
         event = EVENTS[fields["type"]].from_data(fields["data"])
-        return Record(fields["seq"], fields["epoch"], fields["t"], event)
+        return Record(*_place_in(fields), event)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise NotARecordError(f"it is no event of this format: {error!r}") from error
+        raise UnknownEventError(repr(error)) from error
+
+
+def _place_in(fields: dict[str, Any]) -> tuple[int, int, float]:
+    seq, epoch, time = fields["seq"], fields["epoch"], fields["t"]
+    if not (type(seq) is type(epoch) is int and type(time) in {float, int}):
+        raise TypeError("seq, epoch or t is no number")
+    return seq, epoch, time
 
 
 def _is_sealed(line: bytes) -> bool:

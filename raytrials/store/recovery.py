@@ -15,17 +15,18 @@ from raytrials.core.event import Record
 from raytrials.core.fold import apply
 from raytrials.core.state import ExperimentState
 from raytrials.errors import JournalCorruptError, StorageError
+from raytrials.store import segment
 from raytrials.store import snapshot as snapshots
 from raytrials.store.disk import Disk
-from raytrials.store.record import NotARecordError, place_of
+from raytrials.store.record import NotARecordError, UnknownEventError, place_of
 from raytrials.store.retrying import retry
-from raytrials.store.segment import Damage, Reading, Segment, segments_among
+from raytrials.store.segment import Damage, Reading, segments_among
 from raytrials.store.snapshot import DamagedSnapshotError, Snapshot, SnapshotName
 
 HOME = ".raytrials"
 """Our directory in an experiment's."""
 
-JOURNAL = "journal"
+JOURNAL = segment.JOURNAL
 SNAPSHOTS = "snapshots"
 LEASE = "lease"
 
@@ -63,6 +64,7 @@ def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
         retry_s: how long a storage that fails is tried again.
 
     Raises:
+        NewerFormatError: an event is of a newer version.
         StorageError: the storage failed for good.
     """
     segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
@@ -76,9 +78,14 @@ def has_journal(disk: Disk, home: str, *, retry_s: float = 0) -> bool:
 
 def _holds_event(disk: Disk, path: str, retry_s: float) -> bool:
     data = retry(disk, "reading", path, functools.partial(disk.read, path), limit_s=retry_s)
-    for line in data.split(b"\n"):
+    *whole, rest = data.split(b"\n")
+    if len(whole) > 1:
+        return True  # also if all are damaged: no driver that dies leaves several
+    for line in (*whole, rest):
         try:
             place_of(line)
+        except UnknownEventError:
+            return True
         except NotARecordError as error:
             if error.holds:
                 return True
@@ -109,7 +116,7 @@ def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
     segments = segments_among(_names(disk, f"{home}/{JOURNAL}", retry_s))
     base = None
     for name in snapshots.names_in(disk, f"{home}/{SNAPSHOTS}", retry_s=retry_s):
-        if _is_replaced(name, segments):
+        if name.is_replaced(segments):
             continue
         base = _read(disk, f"{home}/{SNAPSHOTS}", name, retry_s, damage)
         if base is not None:
@@ -139,11 +146,6 @@ def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
 
 def _names(disk: Disk, directory: str, retry_s: float) -> set[str]:
     return retry(disk, "listing", directory, lambda: disk.list_names(directory), limit_s=retry_s)
-
-
-def _is_replaced(name: SnapshotName, segments: list[Segment]) -> bool:
-    """Whether a driver wrote it after another had taken over from an event before it."""
-    return any(one.epoch > name.epoch and one.first <= name.seq for one in segments)
 
 
 def _read(

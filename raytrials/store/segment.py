@@ -14,15 +14,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from raytrials.core.event import Record
 from raytrials.errors import JournalCorruptError
 from raytrials.store.disk import Disk
-from raytrials.store.record import NotARecordError, decode, place_of
+from raytrials.store.record import NotARecordError, UnknownEventError, decode, place_of
 from raytrials.store.retrying import retry
+
+JOURNAL = "journal"
+"""The directory of the segments, beside that of the snapshots."""
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written, on a disk that renames it then."""
 
 _NAME = re.compile(r"(\d{6,})-(\d{12,})(?:-(\d{12,}))?\.jsonl")
 _RELISTS = 10
@@ -52,6 +58,21 @@ def segments_among(names: set[str]) -> list[Segment]:
     """Return the segments among the names in a directory, in the order of their events."""
     found = (_NAME.fullmatch(name) for name in names)
     return sorted(Segment(*(int(part or 0) for part in one.groups())) for one in found if one)
+
+
+def partials_among(names: set[str], epoch: int) -> list[str]:
+    """Return the names of what drivers of older epochs have left half written."""
+    found = {name: _NAME.fullmatch(name.removesuffix(PARTIAL)) for name in names}
+    return sorted(
+        name
+        for name, one in found.items()
+        if one and name.endswith(PARTIAL) and int(one.group(1)) < epoch
+    )
+
+
+def replaced_at(segments: Iterable[Segment], epoch: int) -> int | None:
+    """Return from which event on an epoch does not count, since a later one has begun."""
+    return min((one.first for one in segments if one.epoch > epoch), default=None)
 
 
 @dataclass(frozen=True)
@@ -93,8 +114,8 @@ class Reading:
         fenced: how many events do not count, since their driver had been replaced.
 
     Raises:
-        JournalCorruptError: an event is missing or damaged, and later ones are there. All events
-            before it have been given.
+        JournalCorruptError: an event is missing or damaged, and later ones are there or were; or
+            it is whole, and none that this release knows. All events before it have been given.
         NewerFormatError: an event is of a newer version.
         StorageError: the storage failed for good.
     """
@@ -117,6 +138,7 @@ class Reading:
         self._retry_s = retry_s
         self._wanted = wanted
         self._hole: tuple[int, JournalCorruptError] | None = None
+        self._skipped = False
         self._seen = 0
 
     def __iter__(self) -> Iterator[Record]:
@@ -125,8 +147,9 @@ class Reading:
             try:
                 yield from self._read(segments, skip=True)
                 before = -1
-                while self._hole is not None and before < self.seq:
-                    # What a later segment has made good may stand before more in an earlier one.
+                while self._may_be_elsewhere() and before < self.seq:
+                    # What a later segment has made good may stand before more in an earlier one,
+                    # and what it lost at its end may stand in one that was skipped.
                     before = self.seq
                     yield from self._read(segments, skip=False)
             except FileNotFoundError:
@@ -141,6 +164,9 @@ class Reading:
             at = self.damage[-1] if self.damage else None
             path = f"{self._directory}/{at.file}" if at else self._directory
             raise JournalCorruptError(path, at.offset if at else None, detail)
+
+    def _may_be_elsewhere(self) -> bool:
+        return self._hole is not None or (self._skipped and bool(self.damage))
 
     def _is_open(self) -> bool:
         """Whether events are missing that no segment had."""
@@ -162,8 +188,9 @@ class Reading:
         for number, segment in enumerate(segments):
             later = segments[number + 1 :]
             if skip and later and later[0].first <= self._after + 1:
+                self._skipped = True
                 continue  # what it holds is known, or stands in the next one too
-            limit = min((one.first for one in later if one.epoch > segment.epoch), default=None)
+            limit = replaced_at(later, segment.epoch)
             if segment.first > self.seq + 1 and (limit is None or segment.first < limit):
                 before = segments[number - 1].name if number else ""
                 torn = next((one for one in self.damage if one.file == before), None)
@@ -177,15 +204,21 @@ class Reading:
             self._seen = max(self._seen, segment.first - 1)
         bad: Damage | None = None
         held = 0
+        last = segment.first - 1
         for offset, line in _lines(data):
             try:
                 seq = _seq_in(line, segment.epoch)
-                record = self._decode(seq, line)
+                is_fenced = limit is not None and seq >= limit
+                record = None if is_fenced else self._decode(seq, line)
+            except UnknownEventError as error:
+                path = f"{self._directory}/{segment.name}"
+                raise JournalCorruptError(path, offset, str(error)) from error
             except NotARecordError as error:
                 held = max(held, error.holds)
                 bad = bad or Damage(segment.name, offset, len(data) - offset, str(error))
                 continue
-            if limit is not None and seq >= limit:
+            last = max(last, seq)
+            if is_fenced:
                 self.fenced += 1
                 continue
             self._seen = max(self._seen, seq)
@@ -198,10 +231,18 @@ class Reading:
             self.seq = max(self.seq, seq)
             if record is not None:
                 yield record
-        if bad is not None and held > self.seq and (limit is None or self.seq + 1 < limit):
+        if bad is not None:
+            # One line may be torn. Of several that have their ends all but one were whole.
+            damaged = data.count(b"\n", bad.offset)
+            held = max(held, last + damaged if damaged > 1 else 0)
+            self._end(bad, held if limit is None or last + 1 < limit else 0, len(data))
+
+    def _end(self, bad: Damage, held: int, size: int) -> None:
+        """Take note of damage at the end of a segment, in which an event may have been held."""
+        if held > self.seq:
             self._note_hole(bad, held + 1)
-        elif bad is not None:
-            self._pass_over(bad, len(data))
+        else:
+            self._pass_over(bad, size)
 
     def _decode(self, seq: int, line: bytes) -> Record | None:
         """Return the event if it is the next one, and wanted."""

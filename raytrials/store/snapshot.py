@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from raytrials.errors import NewerFormatError
 from raytrials.store.disk import Disk
 from raytrials.store.manifest import digest_of
 from raytrials.store.retrying import retry
+from raytrials.store.segment import JOURNAL, PARTIAL, Segment, replaced_at, segments_among
 
 VERSION = 1
 KEPT = 2
@@ -46,6 +47,11 @@ class SnapshotName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.epoch:06d}-{self.seq:012d}.snapshot"
+
+    def is_replaced(self, segments: Iterable[Segment]) -> bool:
+        """Return whether its driver wrote it after another had taken over before its last event."""
+        limit = replaced_at(segments, self.epoch)
+        return limit is not None and limit <= self.seq
 
 
 class DamagedSnapshotError(ValueError):
@@ -147,11 +153,18 @@ def is_due(events: int, seconds: float, cost_s: float) -> bool:
 
 def names_in(disk: Disk, directory: str, *, retry_s: float) -> list[SnapshotName]:
     """Return the snapshots in a directory, the newest first."""
-    names = retry(disk, "listing", directory, lambda: disk.list_names(directory), limit_s=retry_s)
+    return _names_among(_list(disk, directory, retry_s))
+
+
+def _names_among(names: Iterable[str]) -> list[SnapshotName]:
     found = (_NAME.fullmatch(name) for name in names)
     return sorted(
         (SnapshotName(int(one.group(1)), int(one.group(2))) for one in found if one), reverse=True
     )
+
+
+def _list(disk: Disk, directory: str, retry_s: float) -> set[str]:
+    return retry(disk, "listing", directory, lambda: disk.list_names(directory), limit_s=retry_s)
 
 
 def read(disk: Disk, directory: str, name: SnapshotName, *, retry_s: float) -> Snapshot:
@@ -172,13 +185,13 @@ def read(disk: Disk, directory: str, name: SnapshotName, *, retry_s: float) -> S
 
 
 def write(disk: Disk, directory: str, name: SnapshotName, data: bytes, *, retry_s: float) -> None:
-    """Write a snapshot, and delete those before the last two.
+    """Write a snapshot, and delete those before the last two that count.
 
     Every event in it is durable already: what it says must not come before what it was made of.
 
     Args:
         disk: where it goes.
-        directory: of the snapshots; made if it is not there.
+        directory: of the snapshots, beside that of the journal; made if it is not there.
         name: of :attr:`Snapshot.name`.
         data: of :meth:`Snapshot.encode`.
         retry_s: how long a storage that fails is tried again.
@@ -194,13 +207,19 @@ def write(disk: Disk, directory: str, name: SnapshotName, data: bytes, *, retry_
             disk.write(path, data)
             return
         disk.sync(directory.rpartition("/")[0])
-        disk.write(f"{path}.partial", data)
-        disk.replace(f"{path}.partial", path)
+        disk.write(f"{path}{PARTIAL}", data)
+        disk.replace(f"{path}{PARTIAL}", path)
         disk.sync(directory)
 
     retry(disk, "writing", path, once, limit_s=retry_s)
-    for old in names_in(disk, directory, retry_s=retry_s)[KEPT:]:
-        if old < name:
-            at = f"{directory}/{old}"
-            delete = functools.partial(disk.delete_file, at)
-            retry(disk, "deleting", at, delete, limit_s=retry_s)
+    journal = f"{directory.rpartition('/')[0]}/{JOURNAL}"
+    segments = segments_among(_list(disk, journal, retry_s))
+    names = _list(disk, directory, retry_s)
+    found = _names_among(names)
+    kept = [one for one in found if not one.is_replaced(segments)][:KEPT]
+    old = [str(one) for one in found if one < name and one not in kept]
+    for left in sorted(one for one in names if one.endswith(PARTIAL)):
+        old += [left for one in _names_among([left.removesuffix(PARTIAL)]) if one < name]
+    for one in old:
+        delete = functools.partial(disk.delete_file, f"{directory}/{one}")
+        retry(disk, "deleting", f"{directory}/{one}", delete, limit_s=retry_s)

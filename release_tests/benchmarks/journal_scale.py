@@ -6,12 +6,12 @@
   with 10 results of 20 metrics and 10 checkpoints.
 - Recovery of 10,000 such trials from the newest snapshot and the 2,000 events after it, beside
   `TuneController(resume_config=...)` of vanilla Ray with the same trials in its state.
-- Bytes per event, of a result with 20 metrics.
+- Bytes: KB per result, with 20 metrics and Ray's own, and per event on average.
 
 All is measured in one run, in turns where it is compared. Exit code 1 if a target is missed: groups
 at least 20 times one by one; a replayed event at 10,000 trials at most 1.3 times one at 100;
-recovery at least 4 times faster than vanilla's; at most 1.5 KB an event. `--quick` is small, and
-only shows that the benchmark runs.
+recovery at least 4 times faster than vanilla's; at most 1.5 KB a result. `--quick` is small, and
+only shows that the benchmark runs: no target is judged.
 """
 
 from __future__ import annotations
@@ -318,12 +318,16 @@ def main() -> int:
         print(f"{name:24} {figure}")
     for name, (ratio, least, most) in ratios.items():
         bound = f"at least {least}" if most is None else f"at most {most}"
-        print(f"{name:32} {ratio:9.2f}  {bound}")
-        if (least is not None and ratio < least) or (most is not None and ratio > most):
+        is_missed = (least is not None and ratio < least) or (most is not None and ratio > most)
+        judged = "not judged" if arguments.quick else "missed" if is_missed else "ok"
+        print(f"{name:32} {ratio:9.2f}  {bound:12} {judged}")
+        if is_missed and not arguments.quick:
             missed.append(f"{name} {ratio:.2f}")
+    if arguments.quick:
+        print("Quick: it runs, and targets are not judged.")
     shown = {name: round(ratio, 3) for name, (ratio, _, _) in ratios.items()}
     print(json.dumps({"figures": figures, "ratios": shown, "missed": missed}))
-    return 1 if missed and not arguments.quick else 0
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

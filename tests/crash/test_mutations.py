@@ -19,7 +19,7 @@ from support.driving import FAILURES, REPLACEMENTS, STOPS, Driver
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore, _FileWriter
 from raytrials.chaos.fault import Faulty, Operation
 from raytrials.errors import ExperimentLockedError, RaytrialsError
-from raytrials.store import commit, lease, merging, record, recovery, segment, snapshot
+from raytrials.store import commit, lease, merging, record, segment, snapshot
 from raytrials.store.disk import Disk, Hold, Writer
 from raytrials.store.journal import _Appended, _Uploaded
 from raytrials.store.retrying import retry
@@ -207,7 +207,7 @@ def ignore_the_fence(patch: Patch) -> None:
 
 
 def ignore_the_epoch_of_a_snapshot(patch: Patch) -> None:
-    patch.setattr(recovery, "_is_replaced", lambda *_: False)
+    patch.setattr(SnapshotName, "is_replaced", lambda *_: False)
 
 
 def snapshot_before_its_events(patch: Patch) -> None:

@@ -146,12 +146,14 @@ def test_the_number_of_samples_and_of_failures_can_be_raised(workspace: Path) ->
             name="fit",
             storage_path=str(workspace),
             verbose=0,
+            stop={"training_iteration": 2},
             failure_config=tune.FailureConfig(max_failures=4),
         ),
         resume="auto",
     )
     results = list(tuner.fit())
     assert sorted(result.config["x"] for result in results) == [1, 1, 2, 2, 3, 3]
+    assert sorted(result.metrics["training_iteration"] for result in results) == [2] * 5 + [3]
     newest = max((workspace / "fit").glob("experiment_state-*.json"))
     saved = [json.loads(trial) for trial, _ in json.loads(newest.read_text())["trial_data"]]
     assert {trial["max_failures"] for trial in saved} == {4}

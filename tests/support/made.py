@@ -87,11 +87,13 @@ class Place:
     def _given(self) -> Any:
         return self.filesystem if self.is_given else None
 
-    def save_state(self, *ids: str, time: str = "2026-01-01_00-00-00") -> str:
+    def save_state(
+        self, *ids: str, time: str = "2026-01-01_00-00-00", config: dict[str, Any] | None = None
+    ) -> str:
         """Write a state file as Ray does, of trials with these ids; return its name."""
         trials = []
         for one in ids:
-            trial = _ray.Trial("train", trial_id=one, config={"x": 1}, stub=True)
+            trial = _ray.Trial("train", trial_id=one, config=config or {"x": 1}, stub=True)
             trial.placement_group_factory = tune.PlacementGroupFactory([{"CPU": 1}])
             trial.storage = _ray.StorageContext(
                 storage_path=self.root,

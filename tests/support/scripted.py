@@ -201,7 +201,11 @@ class Experiment:
         try:
             with (
                 self.stage.set(),
-                virtual(self.clock, seed=1000 * self.script.seed + self._drivers),
+                virtual(
+                    self.clock,
+                    seed=1000 * self.script.seed + self._drivers,
+                    temporary=self.directory / "tmp",
+                ),
                 fake_ray(cluster, self.script.takes_s, self.directory),
                 mounted(storage) as filesystem,
                 watched(self.watch),

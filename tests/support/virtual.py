@@ -15,6 +15,7 @@ import functools
 import itertools
 import os
 import random
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ _LAST_NUMBER_NS = 10**15
 
 
 @contextlib.contextmanager
-def virtual(clock: FakeClock, seed: int) -> Iterator[None]:
+def virtual(clock: FakeClock, seed: int, temporary: Path) -> Iterator[None]:
     """Within this block time is the clock's, uuids are drawn from `seed`, and threads are none."""
     luck = random.Random(seed)
     threads = pa.io_thread_count()
@@ -59,6 +60,9 @@ def virtual(clock: FakeClock, seed: int) -> Iterator[None]:
         # Of several files that are copied at once the first would be chance.
         pa.set_io_thread_count(1)
         stack.callback(pa.set_io_thread_count, threads)
+        # Ray names a directory there by the checkpoint's path alone.
+        temporary.mkdir(parents=True, exist_ok=True)
+        patch.setattr(tempfile, "tempdir", str(temporary))
         patch.setattr(time, "time", clock.time)
         patch.setattr(time, "sleep", clock.sleep)
         for name in ("monotonic", "thread_time"):

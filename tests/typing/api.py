@@ -32,7 +32,9 @@ tuner: Tuner = Tuner(
     tune_config=tune.TuneConfig(num_samples=2),
     run_config=tune.RunConfig(name="typed"),
     retry_policy=policy,
+    resume="auto",
 )
+can: bool = Tuner.can_restore("path")
 restored: Tuner = Tuner.restore("path", train, resume_errored=True, retry_policy=None)
 results: tune.ResultGrid = restored.fit()
 whole: bool = verify("path", full=True).ok

@@ -90,6 +90,12 @@ def test_the_text_of_an_error_holds_the_values_of_its_fields(
         assert all(str(part) in text for part in parts)
 
 
+def test_what_is_too_new_has_its_article() -> None:
+    assert str(errors.NewerFormatError(2, 1)).startswith("A checkpoint's manifest has version 2;")
+    of_journal = errors.NewerFormatError(2, 1, "event of the journal")
+    assert str(of_journal).startswith("An event of the journal has version 2;")
+
+
 def test_an_interrupted_run_is_no_error_that_a_handler_of_errors_could_catch() -> None:
     error = errors.InterruptedRunError("SIGTERM", "/storage/experiment")
     assert isinstance(error, SystemExit)

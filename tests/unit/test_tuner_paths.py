@@ -14,11 +14,17 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import cloudpickle, tune
+from ray.exceptions import RaySystemError
 from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.tune.search.optuna import OptunaSearch
 from support.made import NAME, Place, never_run, train
 from support.s3 import BUCKET, filesystem, s3_server
+from support.s3 import place as way_to
 
 from raytrials import Tuner, _ray
+from raytrials.driver.asked import Asked
+from raytrials.driver.beginning import experiment_at, is_free
 from raytrials.errors import (
     ConfigurationError,
     ExperimentCorruptError,
@@ -35,6 +41,7 @@ from raytrials.errors import (
 from raytrials.store import occupant
 from raytrials.store.clock import SystemClock
 from raytrials.store.lease import acquire
+from raytrials.store.manifest import digest_of
 from raytrials.store.process import this_process
 from raytrials.store.tunerfile import decode, encode
 
@@ -229,6 +236,40 @@ def test_auto_takes_the_experiments_own_where_nothing_is_said(
     assert [(run["metric"], run["num_samples"]) for run in runs[1:]] == [("loss", 3), ("loss", -1)]
 
 
+def test_auto_finds_an_experiment_by_a_uri_with_settings(tmp_path: Path, s3_port: int) -> None:
+    place = Place(filesystem(s3_port), f"{BUCKET}/{tmp_path.name}")
+    fitted(place, param_space=SPACE)
+    uri, _ = way_to("uri", s3_port, place.root)
+    path = experiment_at(uri, NAME)
+    assert path.startswith(f"s3://{place.path}?scheme=http&")
+    assert not is_free(path, None)
+    assert is_free(experiment_at(uri, "other"), None)
+    assert Tuner.can_restore(path)
+    assert not Tuner.can_restore(experiment_at(uri, "other"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "agree"),
+    [
+        (None, BasicVariantGenerator(), True),
+        (None, OptunaSearch(), False),
+        (OptunaSearch(), OptunaSearch(seed=1), True),
+        (ConcurrencyLimiter(OptunaSearch(), 2), ConcurrencyLimiter(OptunaSearch(), 4), True),
+        (OptunaSearch(), ConcurrencyLimiter(OptunaSearch(), 2), False),
+        ("random", "random", True),
+        ("random", "optuna", False),
+    ],
+)
+def test_a_searcher_has_to_be_of_the_same_kind(old: Any, new: Any, agree: bool) -> None:
+    before, now = tune.TuneConfig(search_alg=old), tune.TuneConfig(search_alg=new)
+    run = tune.RunConfig(name="fit")
+    if agree:
+        assert Asked(now, run).over(before, run)[0].search_alg is new
+        return
+    with pytest.raises(ConfigurationError, match="search_alg"):
+        Asked(now, run).over(before, run)
+
+
 # --- overwrite -----------------------------------------------------------------------------------
 
 
@@ -335,6 +376,7 @@ def test_a_removal_that_is_cut_off_leaves_what_is_no_experiment_to_restore(
         monkeypatch.setattr(occupant, "_delete", delete)
         if not occupant.occupant_of(local.disk, local.path, retry_s=0):
             break
+        # The copy went first; what it was made of does as well, and all else is still there.
         assert not local.can_restore() or step == 1
         with pytest.raises(ExperimentExistsError):
             local.tuner()
@@ -437,10 +479,8 @@ def test_a_damaged_copy_alone_is_written_again(place: Place) -> None:
 
 def test_a_copy_of_a_newer_version_is_left_to_the_newer_release(local: Place) -> None:
     fitted(local)
-    monkey = encode(b"x").replace(b'"version":1', b'"version":2').partition(b',"digest"')[0]
-    from raytrials.store.manifest import digest_of  # noqa: PLC0415
-
-    line = monkey + f',"digest":"{digest_of(monkey + b"}")}"}}\nx'.encode()
+    head = encode(b"x").replace(b'"version":1', b'"version":2').partition(b',"digest"')[0]
+    line = head + f',"digest":"{digest_of(head + b"}")}"}}\nx'.encode()
     local.write(COPY, line)
     assert not local.can_restore()
     with pytest.raises(NewerFormatError, match=r"copy of tuner\.pkl has version 2"):
@@ -471,7 +511,7 @@ def test_a_missing_module_is_named_and_is_no_damage(
 def test_no_moment_of_writing_leaves_less_than_a_whole_tuner_file(
     local: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuner = local.tuner(param_space=SPACE)
+    local.tuner(param_space=SPACE)
     written = local.files()["tuner.pkl"]
 
     def torn(path: Any, target: Any) -> None:
@@ -481,8 +521,6 @@ def test_no_moment_of_writing_leaves_less_than_a_whole_tuner_file(
     with pytest.raises(Exception, match="the machine is gone"):
         local.tuner(param_space={"other": [1] * 1000})
     assert local.files()["tuner.pkl"] == written
-    monkeypatch.undo()
-    del tuner
 
 
 # --- can_restore and restore ---------------------------------------------------------------------
@@ -643,3 +681,40 @@ def test_no_whole_state_beside_a_journal_is_an_error_where_results_are_asked_for
     with pytest.raises(ExperimentCorruptError) as caught:
         tuner.get_results()
     assert caught.value.path == f"{place.path}/{torn}"
+
+
+class NeedsRay:
+    """Loads where Ray runs, as a reference does."""
+
+    def __reduce__(self) -> Any:
+        return _ask_for_ray, ()
+
+
+def _ask_for_ray() -> None:
+    raise RaySystemError("Ray has not been started yet.")
+
+
+def test_results_that_hold_references_ask_for_ray_and_are_no_damage(local: Place) -> None:
+    local.tuner().fit()
+    local.save_state("a", config={"reference": NeedsRay()})
+    tuner = local.restore()
+    with pytest.raises(RaySystemError, match="not been started"):
+        tuner.get_results()
+
+
+class Gone:
+    """Its code is gone when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return _look_for_code, ()
+
+
+def _look_for_code() -> None:
+    raise ModuleNotFoundError("No module named 'theirs'")
+
+
+def test_results_that_need_a_missing_module_say_so(local: Place) -> None:
+    local.tuner().fit()
+    local.save_state("a", config={"thing": Gone()})
+    with pytest.raises(MissingCodeError, match="theirs"):
+        local.restore().get_results()

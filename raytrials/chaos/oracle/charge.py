@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from raytrials import settings
 from raytrials.core.fault import Cause, Charge, ChargedFault
 from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
 
 INFRASTRUCTURE = frozenset({Cause.PREEMPTED, Cause.NODE_LOST, Cause.STORAGE, Cause.PACKAGE_MISSING})
-_ORDERED = re.compile(r"by rule \d|never retried|COUNT_\w+=")
+_ORDERED = re.compile(r"by rule \d|never retried")
+_ASKED = {Cause.PREEMPTED: "(count_preemption)", Cause.NODE_LOST: "(count_node_loss)"}
 _USED_UP = re.compile(r"\(max_infra_failures=(\d+)\)")
 
 
@@ -35,8 +35,5 @@ def may_count(fault: ChargedFault, earlier: Sequence[ChargedFault]) -> bool:
                 break
             in_a_row += one.charge is Charge.INFRASTRUCTURE
         return in_a_row >= int(used_up.group(1))
-    if fault.cause is Cause.PREEMPTED and settings.COUNT_PREEMPTION_AS_FAILURE.get():
-        return True
-    if fault.cause is Cause.NODE_LOST and settings.COUNT_NODE_LOSS_AS_FAILURE.get():
-        return True
-    return bool(_ORDERED.search(fault.reason))
+    asked = _ASKED.get(fault.cause)
+    return bool(_ORDERED.search(fault.reason)) or (asked is not None and asked in fault.reason)

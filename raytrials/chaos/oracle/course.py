@@ -30,6 +30,7 @@ from raytrials.core.event import (
     TrialConfigChanged,
     TrialEvent,
     TrialFinished,
+    TrialImported,
     TrialPaused,
     TrialResumed,
 )
@@ -45,6 +46,7 @@ _BROKEN_BY: Mapping[str, str] = {
     "DriverAttached": "I7",
     "DriverDetached": "I7",
     "TrialAdded": "I1",
+    "TrialImported": "I1",
     "RunnerAssigned": "I2",
     "AttemptStarted": "I2",
     "AttemptRestored": "I2",
@@ -153,11 +155,28 @@ class Course:
             self._break(added, "I1", f"it is added before unfinished ones have started: {late}")
         self.notes[event.trial_id] = Notes(configs=[event.config])
 
+    def _after_imported(self, event: TrialImported) -> None:
+        trial = self.state.trials[event.trial_id]
+        charged = sum(fault.charge is Charge.FAILURE for fault in trial.faults)
+        notes = Notes(
+            configs=[trial.config],
+            started_config=trial.config,
+            imported=trial.attempt,
+            before=trial.iteration,
+            failures=max(0, trial.history.failures - charged),
+        )
+        if trial.adopts_from > trial.attempt:
+            notes.origin.begin_anew()
+        self.notes[event.trial_id] = notes
+
     # --- attempts --------------------------------------------------------------------------------
 
     def _after_assigned(self, event: RunnerAssigned) -> None:
         self._placed.add(event.trial_id)
-        self.notes[event.trial_id].origin.looked_s = self._record.time
+        notes = self.notes[event.trial_id]
+        notes.origin.looked_s = self._record.time
+        if event.attempt:
+            notes.reserved[event.attempt] = self._record.epoch
 
     def _before_started(self, trial: TrialRecord, event: Any) -> _Wrong:
         notes = self.notes[trial.trial_id]
@@ -189,6 +208,7 @@ class Course:
         notes.attempts.append(Attempt(event.attempt, event.first_index, self._record.epoch))
         notes.started_config = notes.configs[-1]
         notes.reported = (event.attempt, event.from_iteration)
+        notes.before = min(notes.before, event.from_iteration)
         if event.checkpoint is not None and "/" in event.checkpoint:
             notes.took_over = True
             notes.told.clear()
@@ -262,6 +282,7 @@ class Course:
 
     def _after_resumed(self, event: TrialResumed) -> None:
         notes = self.notes[event.trial_id]
+        notes.failures = 0
         notes.renewed = len(self.state.trials[event.trial_id].faults)
         if event.anew:
             notes.origin.begin_anew()
@@ -280,6 +301,7 @@ class Course:
     _AFTER: ClassVar[Mapping[type, Callable[[Course, Any], None]]] = {
         DriverAttached: _after_attached,
         TrialAdded: _after_added,
+        TrialImported: _after_imported,
         RunnerAssigned: _after_assigned,
         AttemptStarted: _after_started,
         TrialConfigChanged: _after_config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +115,8 @@ class Directory:
         path: there.
         has_journal_directory: whether raytrials began to keep a journal in it.
         trials: directories of trials, by name.
-        ray_trials: of Ray's newest state that is whole, None without one.
+        ray_trials: of Ray's newest state that is whole, in the order in which they were added as
+            far as their tags tell; None without one.
         saved: what that says of checkpoints, by directory.
         torn_states: names of the state files that are not whole.
     """
@@ -261,12 +263,22 @@ def _read_states(
     for name in names:
         data = on(disk, "reading", name, lambda: disk.read(f"{path}/{name}"))  # noqa: B023 - at once
         try:
-            found = [_ray_trial(*pair) for pair in json.loads(data)["trial_data"]]
+            pairs = json.loads(data)["trial_data"]
+            found = sorted((_ray_trial(*pair) for pair in pairs), key=_place_of)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             torn.append(name)
         else:
             newest = found if newest is None else newest
     return torn, newest
+
+
+def _place_of(trial: RayTrial) -> tuple[float, str]:
+    """Return what trials were added by: Ray saves them in the order of a set.
+
+    Their tags begin with a number that counts up; so do the ids of those that are of one search.
+    """
+    counter = re.match(r"\d{1,18}", trial.tag)
+    return float(counter.group()) if counter else float("inf"), trial.trial_id
 
 
 def _ray_trial(text: str, runtime: str) -> RayTrial:

@@ -30,6 +30,11 @@ class Notes:
         reported: the latest attempt that reported, and its latest iteration.
         renewed: how many faults it had when its budgets were renewed.
         took_over: whether it ever continued from another trial's checkpoint.
+        imported: its latest attempt when it was imported from an experiment without a journal: of
+            what came before, the journal has the outcome alone. None for a trial of its own.
+        before: rows up to this iteration are from before the journal.
+        failures: how many had been counted by then beyond what its ledger shows.
+        reserved: epochs of attempts that may have run though no start of theirs is recorded.
         is_broken: whether an event of it could not follow.
     """
 
@@ -41,4 +46,8 @@ class Notes:
     reported: tuple[int, int] = (0, 0)
     renewed: int = 0
     took_over: bool = False
+    imported: int | None = None
+    before: int = 0
+    failures: int = 0
+    reserved: dict[int, int] = field(default_factory=dict)
     is_broken: bool = False

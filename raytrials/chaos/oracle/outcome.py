@@ -78,9 +78,9 @@ def _wrong_in_budget(
         yield "I5", f"nobody decided what fault {_shown(trial.undecided)} cost"
     if not trial.undecided:
         charged = sum(fault.charge is Charge.FAILURE for fault in faults)
-        if failures != charged:
+        if failures != charged + notes.failures:
             yield "I5", f"{failures} failures are counted, and {charged} were charged"
-    if trial.status is Status.FAILED:
+    if trial.status is Status.FAILED and trial.attempt != notes.imported:
         never = bool(faults) and "never retried" in faults[-1].reason
         if not any(fault.charge is Charge.FAILURE for fault in faults):
             yield "I5", "it failed, and nothing was charged to it as a failure"
@@ -92,7 +92,7 @@ def _wrong_in_rows(trial: TrialRecord, notes: Notes) -> Iterator[tuple[str, str]
     iterations = [row.iteration for row in trial.rows or ()]
     if notes.took_over:
         return  # rows of what it took over are another trial's
-    missing = set(range(1, trial.iteration + 1)) - set(iterations)
+    missing = set(range(notes.before + 1, trial.iteration + 1)) - set(iterations)
     if missing:
         yield "I3", f"no row of iteration {_shown(missing)}, up to {trial.iteration}"
 

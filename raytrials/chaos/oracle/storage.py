@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -94,7 +95,16 @@ def _wrong_in_files(
     for lines in found.lines:
         yield from wrong_in_lines(lines, may_be_cut=may_be_cut)
         if trial.is_finished and is_settled(course.state) and trial.rows is not None:
-            yield from _wrong_in_rows(lines, trial.rows)
+            yield from _wrong_in_rows(_since(lines, course.notes[trial.trial_id]), trial.rows)
+
+
+def _since(lines: Lines, notes: Notes) -> Lines:
+    """Return the lines without those from before the journal."""
+    if not notes.before:
+        return lines
+    rows = zip(lines.rows, lines.iterations, strict=True)
+    kept = [row for row, iteration in rows if iteration is None or iteration > notes.before]
+    return dataclasses.replace(lines, rows=kept)
 
 
 def _wrong_config(notes: Notes, config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
@@ -172,7 +182,9 @@ def _wrong_in_checkpoint(
     if is_leftover and not directory.disk.has_rename:
         return  # nothing offers it: its upload or its deletion was cut off
     saved = _saved_of(directory, trial)
-    if verdict is Verdict.INCOMPLETE and saved and saved.ours and saved.is_vanilla(one.name):
+    if verdict is Verdict.INCOMPLETE and (
+        one.name in trial.unverified or (saved and saved.ours and saved.is_vanilla(one.name))
+    ):
         return
     if not one.is_verified:
         problem = one.finding.problem or str(verdict)
@@ -196,6 +208,8 @@ def _wrong_in_header(
         return
     if header.experiment != state.experiment:
         yield "I6", f"belongs to experiment {header.experiment}, this is {state.experiment}"
+    if notes.imported is not None and header.attempt <= notes.imported:
+        return  # from before the journal, which has no more of it than that it is there
     record = trial.checkpoints.get(header.index)
     held = (header.attempt, header.iteration)
     if record is not None and (record.attempt, record.iteration) != held:
@@ -203,8 +217,7 @@ def _wrong_in_header(
         yield "I6", f"is of attempt {held[0]} and iteration {held[1]}, {said}"
     attempt = next((one for one in notes.attempts if one.number == header.attempt), None)
     if attempt is None:
-        if is_settled(state) or header.attempt <= trial.attempt:
-            yield "I6", f"is of attempt {header.attempt}, which the journal does not know"
+        yield from _wrong_in_unknown(course, trial, header)
         return
     later = [one.first_index for one in notes.attempts if one.number > header.attempt]
     if not attempt.first_index <= header.index < min(later, default=header.index + 1):
@@ -215,3 +228,14 @@ def _wrong_in_header(
     if replaced_s is not None and header.time > replaced_s + TENURE_S:
         late_s = header.time - replaced_s
         yield "I7", f"was committed {late_s:.0f} s after its driver was replaced"
+
+
+def _wrong_in_unknown(
+    course: Course, trial: TrialRecord, header: Header
+) -> Iterator[tuple[str, str]]:
+    """Return what is wrong with a checkpoint of an attempt whose start is not recorded."""
+    epoch = course.notes[trial.trial_id].reserved.get(header.attempt)
+    if epoch is None and (is_settled(course.state) or header.attempt <= trial.attempt):
+        yield "I6", f"is of attempt {header.attempt}, which the journal does not know"
+    elif epoch is not None and header.epoch != epoch:
+        yield "I7", f"is of epoch {header.epoch}, its attempt was to start in {epoch}"

@@ -28,8 +28,11 @@ def test_monotonic_never_goes_back() -> None:
     clock = FakeClock()
     clock.advance(5.0)
     clock.advance_to(3.0)
-    with pytest.raises(ValueError, match="cannot go by"):
-        clock.advance(-1.0)
+    for seconds in (-1.0, float("nan"), -float("inf")):
+        with pytest.raises(ValueError, match="cannot go by"):
+            clock.advance(seconds)
+        with pytest.raises(ValueError, match="cannot go by"):
+            clock.sleep(seconds)
     assert clock.monotonic() == 5.0
 
 

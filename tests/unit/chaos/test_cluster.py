@@ -581,6 +581,30 @@ def test_a_name_is_never_used_again() -> None:
         cluster.add_node("a", 1)
 
 
+def test_what_is_not_there_is_refused_by_its_name() -> None:
+    cluster = cluster_of(a=1)
+    for step in (cluster.kill_node, cluster.kill_raylet, cluster.freeze_node, cluster.thaw_node):
+        with pytest.raises(KeyError, match="no node 'b'"):
+            step("b")
+    with pytest.raises(KeyError, match="no node 'b'"):
+        cluster.drain_node("b", 1.0)
+    for ask in (cluster.state_of, cluster.node_of, cluster.stop, cluster.kill, cluster.kill_actor):
+        with pytest.raises(KeyError, match="no actor 99"):
+            ask(99)
+
+
+def test_less_than_nothing_is_refused() -> None:
+    cluster = cluster_of(a=1)
+    with pytest.raises(ValueError, match="no -1 slots"):
+        cluster.add_node("b", -1)
+    with pytest.raises(ValueError, match="no -5 slots"):
+        cluster.request(-5)
+    for deadline_s in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="cannot be preempted in"):
+            cluster.drain_node("a", deadline_s)
+    assert set(cluster.nodes()) == {"a"}
+
+
 def test_work_may_break_its_own_node() -> None:
     cluster, seen = cluster_of(a=1), list[str]()
     actor = running(cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 
 import pytest
@@ -48,6 +49,31 @@ def test_a_stop_is_final() -> None:
         with pytest.raises(Stopped):
             disk.make_directory("/e")
     assert inner.list_names("/") == {"d"}
+
+
+def test_nothing_is_written_after_a_stop() -> None:
+    inner = FakeLocal()
+    inner.make_directory("/d")
+    disk = Faulty(inner, before=[fail_when(lambda one: one.name == "sync", Stopped())])
+    appender = disk.append("/d/appended")
+    appender.write(memoryview(b"whole"))
+    with contextlib.suppress(Stopped), disk.create("/d/created") as writer:
+        writer.write(memoryview(b"whole"))
+        with pytest.raises(Stopped):
+            disk.sync("/d")
+        for one in (appender, writer):
+            for _ in range(2):
+                with pytest.raises(Stopped):
+                    one.write(memoryview(b"dead and gone"))
+    assert inner.read("/d/appended") == inner.read("/d/created") == b"whole"
+
+
+def test_a_write_that_the_disk_itself_refuses_leaves_what_the_disk_left() -> None:
+    inner = FakeLocal()
+    full = Faulty(inner, before=[fill_up(3)])
+    with pytest.raises(OSError, match="No space"):
+        Faulty(full).write("/file", b"content!")
+    assert inner.read("/file") == b"cont"
 
 
 @pytest.mark.parametrize("kind", [FakeLocal, FakeObjectStore])

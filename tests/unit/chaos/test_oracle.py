@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,15 @@ from raytrials.core.event import (
     ResultReported,
     RunnerAssigned,
     SearcherTold,
+    StateLost,
     TrialAdded,
     TrialConfigChanged,
     TrialFinished,
+    TrialImported,
 )
-from raytrials.core.fault import Cause, Charge
-from raytrials.core.retry import History
+from raytrials.core.fault import Cause, Charge, Fault, FaultClass, Phase
+from raytrials.core.retry import History, RetryPolicy
+from raytrials.core.state import CheckpointRecord, TrialRecord
 from raytrials.core.status import Status
 from raytrials.errors import NotAnExperimentError
 from raytrials.store.filesystem import as_pyarrow
@@ -563,6 +567,86 @@ def test_another_outcome_than_that_of_an_uninterrupted_run_is_red(
     assert red(script, against=other.path) == {"I4"}
 
 
+@pytest.mark.parametrize("of_which", ["script", "other"])
+def test_another_outcome_is_no_surprise_where_the_state_of_a_part_was_lost(
+    script: Script, tmp_path: Path, of_which: str
+) -> None:
+    other = Script(pyarrow.fs.LocalFileSystem(), str(tmp_path / "other"))
+    other.attach()
+    scripts = {"script": script, "other": other}
+    scripts[of_which].tell(StateLost("searcher", "a lock cannot be pickled"))
+    one_trial(script)
+    one_trial(other, "z", last=4)
+    for one in scripts.values():
+        one.detach("SIGTERM")
+    assert red(script, against=other.path) == set()
+
+
+# --- what was there before the journal -----------------------------------------------------------
+
+
+def imported(script: Script, trial_id: str, last: int, **fields: Any) -> None:
+    """Take over a trial that vanilla Ray ran, with a checkpoint of its last iteration."""
+    checkpoint = CheckpointRecord(1, last - 1, last, metrics(last))
+    known: dict[str, Any] = {
+        "config": {"x": 1},
+        "state": json.dumps({"relative_logdir": directory_of(trial_id)}),
+        "status": Status.INTERRUPTED,
+        "attempt": 1,
+        "first_index": last,
+        "next_index": last,
+        "iteration": last,
+        "high_water": last,
+        "last_result": metrics(last),
+        "checkpoints": {last - 1: checkpoint},
+        "unverified": [checkpoint_name(last - 1)],
+    }
+    script.write(b"weights", directory_of(trial_id), checkpoint_name(last - 1), "weights.bin")
+    record = TrialRecord(trial_id, 0, **{**known, **fields})
+    script.tell(TrialImported(trial_id, record.to_json()))
+
+
+def write_results(script: Script, trial_id: str, *iterations: int) -> None:
+    rows = [metrics(iteration) for iteration in iterations]
+    script.write(as_json(*rows), directory_of(trial_id), "result.json")
+    script.write(as_csv(*rows), directory_of(trial_id), "progress.csv")
+
+
+@pytest.mark.parametrize("from_iteration", [3, 0])
+def test_an_imported_trial_that_goes_on_is_green(script: Script, from_iteration: int) -> None:
+    imported(script, "a", 3)
+    planted = {} if from_iteration else {"checkpoint": None, "from_iteration": 0}
+    if not from_iteration:
+        script.tell(CheckpointMarkedBad("a", checkpoint_name(2), "it cannot be loaded"))
+    script.start("a", **planted)
+    script.run("a", 5)
+    script.finish("a")
+    script.detach("SIGTERM")
+    write_results(script, "a", 1, 2, 3, 4, 5)
+    assert texts(script) == []
+    write_results(script, "a", 1, 2, 3, 5)
+    assert red(script) == {"I3"}
+
+
+def test_an_imported_trial_that_had_ended_is_green(script: Script) -> None:
+    ended = {"told_complete": True, "ended_s": 2.0}
+    imported(script, "a", 3, status=Status.SUCCEEDED, **ended)
+    history = History(max_failures=1, failures=2)
+    imported(script, "b", 2, status=Status.FAILED, history=history, **ended)
+    script.detach()
+    write_results(script, "a", 1, 2, 3)
+    write_results(script, "b", 1, 2)
+    assert texts(script) == []
+
+
+def test_an_imported_trial_that_is_imported_twice_is_red(script: Script) -> None:
+    imported(script, "a", 3)
+    imported(script, "a", 3)
+    script.save()
+    write_results(script, "a", 1, 2, 3)
+    assert red(script) == {"I1"}
+
+
 # --- I5: budgets ---------------------------------------------------------------------------------
 
 
@@ -615,15 +699,23 @@ def test_what_may_be_charged_as_a_failure(
     assert red(script) == expected
 
 
-def test_a_preemption_may_be_charged_where_the_setting_says_so(
-    script: Script, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault_class", FaultClass)
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.NODE_LOST])
+def test_what_the_policy_was_asked_to_charge_may_be_charged(
+    script: Script, cause: Cause, fault_class: FaultClass, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running(script)
-    script.fail("a", Cause.PREEMPTED, Charge.FAILURE, "preempted, counted; failure 1")
+    fault = Fault("a", 1, fault_class, Phase.RUNNING, cause, None, "", 1.0)
+    policy = RetryPolicy(count_preemption=True, count_node_loss=True, restore_retries=0)
+    reason = policy.decide(fault, History()).reason
+    script.fail("a", cause, Charge.FAILURE, reason)
+    script.save()
+    assert red(script) == set()
+    monkeypatch.setenv("RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE", "1")
+    monkeypatch.setenv("RAYTRIALS_COUNT_NODE_LOSS_AS_FAILURE", "1")
+    script.fail("a", cause, Charge.FAILURE, f"{cause}, counted; failure 2")
     script.save()
     assert red(script) == {"I5"}
-    monkeypatch.setenv("RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE", "1")
-    assert red(script) == set()
 
 
 def test_a_gap_in_the_ledger_is_red(script: Script) -> None:
@@ -725,6 +817,28 @@ def test_a_cut_off_upload_to_an_object_store_is_a_leftover() -> None:
     ended(script)
     script.write(b"x", directory_of("a"), checkpoint_name(7), "file")
     assert red(script, storage_filesystem=store) == set()
+
+
+def reserve(script: Script, **planted: Any) -> None:
+    """Let an attempt save whose start was never recorded."""
+    running(script)
+    script.fail("a", Cause.NODE_LOST)
+    script.tell(RunnerAssigned("a", "node", 2))
+    index = script.state.trials["a"].next_index
+    script.put("a", index, 3, attempt=2, **planted)
+    script.tell(CheckpointCommitted("a", 2, index, 3, metrics(3)))
+
+
+def test_a_checkpoint_of_an_attempt_whose_start_is_not_recorded_is_green(script: Script) -> None:
+    reserve(script)
+    script.save()
+    assert texts(script) == []
+
+
+def test_such_a_checkpoint_of_another_driver_is_red(script: Script) -> None:
+    reserve(script, epoch=7)
+    script.save()
+    assert red(script) == {"I7"}
 
 
 # --- I7: one writer ------------------------------------------------------------------------------
@@ -971,6 +1085,33 @@ def test_vanilla_is_red(
 ) -> None:
     plant(vanilla)
     assert red(vanilla, num_samples=2) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trials_are_compared_in_their_order_though_ray_saves_them_in_that_of_a_set(
+    tmp_path: Path, seed: int
+) -> None:
+    paths = []
+    for name in ("one", "other"):
+        script = Script(pyarrow.fs.LocalFileSystem(), str(tmp_path / name))
+        luck = random.Random(f"{name} {seed}")
+        trials = [
+            saved(f"{luck.getrandbits(32):08x}", {"x": n}, experiment_tag=f"{n}_x={n}")
+            for n in range(12)
+        ]
+        luck.shuffle(trials)
+        save_ray_state(script, trials)
+        paths.append(script.path)
+    assert Oracle(paths[0], against=paths[1]).violations() == []
+
+
+def test_trials_whose_tags_say_nothing_are_compared_in_the_order_of_their_ids(
+    tmp_path: Path,
+) -> None:
+    for name, ids in (("one", "abc"), ("other", "cab")):
+        script = Script(pyarrow.fs.LocalFileSystem(), str(tmp_path / name))
+        save_ray_state(script, [saved(one, {"x": one}, experiment_tag="") for one in ids])
+    assert Oracle(tmp_path / "one", against=tmp_path / "other").violations() == []
 
 
 def test_vanilla_is_compared_with_a_run_of_ours(vanilla: Script, script: Script) -> None:

@@ -181,6 +181,87 @@ def test_what_the_caller_does_to_a_list_later_changes_no_event(
     assert getattr(event, name) == [{"a": 1}]
 
 
+class Awkward:
+    """What users have, and nobody can write."""
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+def circular() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+AWKWARD: dict[str, Any] = {"huge": 10**5000, "circular": circular(), "object": Awkward(), "n": 1}
+NAMED = {"huge": "<int>", "circular": "<list>", "object": "<Awkward>", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (SchedulerActed("c", None, list(AWKWARD.values())), {"arguments": list(NAMED.values())}),
+        (DriverAttached("h", 1, damage=[AWKWARD]), {"damage": [NAMED]}),
+        (TrialAdded("t", AWKWARD, resources=[AWKWARD]), {"config": NAMED, "resources": [NAMED]}),
+        (TrialConfigChanged("t", resources=[AWKWARD]), {"resources": [NAMED]}),
+        (TrialFinished("t", Status.FAILED, analysis={"a": 1}), {"analysis": {"a": 1}}),
+    ],
+)
+def test_what_cannot_be_written_becomes_the_name_of_its_class(
+    event: Event, expected: dict[str, Any]
+) -> None:
+    data = json.loads(json.dumps(event.to_data()))
+    assert data | expected == data
+    assert type(event).from_data(data) == event
+
+
+def test_what_is_beside_it_in_a_record_or_an_analysis_stays() -> None:
+    objects = {"object": Awkward(), "n": 1}
+    named = {"object": "<Awkward>", "n": 1}
+    finished = TrialFinished("t", Status.FAILED, analysis={"a": objects, "b": {"max": 2}})
+    assert finished.analysis == {"a": named, "b": {"max": 2}}
+    given = {"config": objects, "checkpoints": [[1, 0, 1, objects]], "tag": "x"}
+    assert TrialImported("t", given).record == {
+        "config": named,
+        "checkpoints": [[1, 0, 1, named]],
+        "tag": "x",
+    }
+    json.dumps(TrialImported("t", {"config": AWKWARD}).record)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ExperimentCreated("e", "n", np.int64(1)),  # type: ignore[arg-type]
+        AttemptStarted("t", np.int64(1), None, None, np.int32(3), np.int64(5)),  # type: ignore[arg-type]
+        ResultReported("t", np.int64(1), 2),  # type: ignore[arg-type]
+        ResultReported("t", 1, np.int64(2)),  # type: ignore[arg-type]
+        CheckpointCommitted("t", np.int64(1), np.int64(2), np.int64(3)),  # type: ignore[arg-type]
+        DecisionMade("t", np.int64(1), "STOP"),  # type: ignore[arg-type]
+        SearcherTold("t", "result", np.int64(1)),  # type: ignore[arg-type]
+    ],
+)
+def test_numbers_of_numpy_become_numbers(event: Event) -> None:
+    assert type(event).from_data(json.loads(json.dumps(event.to_data()))) == event
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda event: type(event).__name__)
+def test_a_field_of_another_type_is_no_event(example: Event) -> None:
+    data = json.loads(json.dumps(example.to_data()))
+    for name in data:
+        for wrong in ([[]], {"a": 1}, 1.5, 7, "x", None, True):
+            if type(wrong) is type(data[name]) or (name, wrong) == ("time", 7):
+                continue
+            changed = {**data, name: wrong}
+            try:
+                found = type(example).from_data(changed)
+            except (TypeError, ValueError, KeyError):
+                continue
+            optional = "None" in str(type(example).__annotations__[name])
+            assert (wrong, optional, getattr(found, name)) == (None, True, None)
+
+
 @pytest.mark.parametrize("data", [{}, {"trial_id": "t", "what": 1}, {"trial_id": "t", "status": 1}])
 def test_anything_else_is_no_event(data: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -29,6 +30,7 @@ from raytrials.core.event import (
     TrialAdded,
     TrialConfigChanged,
     TrialFinished,
+    TrialImported,
     TrialPaused,
     TrialResumed,
 )
@@ -648,3 +650,47 @@ def test_a_resumed_trial_has_fresh_budgets_and_its_history(anew: bool) -> None:
     assert trial.restored_from == (None if anew else "checkpoint_000000")
     assert trial.own_indices == (set() if anew else {0})
     experiment.refuses(CheckpointDeleted("t", 0), "the last one")
+
+
+GIVEN = {**TrialRecord("t", 0).to_json(), "faults": [fault("t").to_json()]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: wrong} for name in GIVEN for wrong in (1.5, "x", [[]], [7], {"a": 1})),
+        {"checkpoints": [[1, 0, 1]]},
+        {"checkpoints": [[1, 0, "1", {}]]},
+        {"checkpoints": [[1, 0, 1, []]]},
+        {"undecided": [[1, 0, 1]]},
+        {"undecided": [[2, False, False]]},
+        {"history": {"failures": "1"}},
+    ],
+    ids=str,
+)
+def test_a_record_with_anything_in_it_is_imported_or_illegal(changes: dict[str, Any]) -> None:
+    state = fold(
+        [
+            Record(1, 1, 1.0, ExperimentCreated("e", "n", 1)),
+            Record(2, 1, 1.0, DriverAttached("h", 1)),
+        ]
+    )
+    try:
+        apply(state, Record(3, 1, 1.0, TrialImported("t", {**GIVEN, **changes})))
+    except IllegalEventError:
+        assert not state.trials
+        return
+    [name] = changes
+    assert type(changes[name]) is type(GIVEN[name]) or GIVEN[name] is None
+    follow = [
+        RunnerAssigned("t", "r", 9),
+        AttemptStarted("t", 9, first_index=9),
+        ResultReported("t", 9, 1),
+        FaultRecorded("t", 1, fault("t"), History()),
+        FaultRecorded("t", 2, fault("t"), History()),
+        TrialFinished("t", Status.FAILED),
+    ]
+    for event in follow:
+        with contextlib.suppress(IllegalEventError):
+            apply(state, Record(state.seq + 1, 1, 1.0, event))
+    assert ExperimentState.from_json(state.to_json(), list(state.trials.values())) == state

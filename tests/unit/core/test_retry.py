@@ -73,7 +73,12 @@ def test_a_flag_moves_a_cause_to_another_account(
     charge: Charge,
 ) -> None:
     policy = dataclasses.replace(PLAIN, **{flag: value})
-    assert policy.decide(fault(FaultClass.ACTOR, cause), FRESH).charge is charge
+    decision = policy.decide(fault(FaultClass.ACTOR, cause), FRESH)
+    assert decision.charge is charge
+    if value:
+        assert decision.reason.startswith(f"{cause}, counted ({flag}); failure 1, ")
+    for other in (Cause.USER_CODE, Cause.OUT_OF_MEMORY):
+        assert "(" not in policy.decide(fault(FaultClass.ACTOR, other), FRESH).reason
 
 
 def test_a_counted_preemption_while_restoring_is_a_failed_restore_as_in_ray() -> None:

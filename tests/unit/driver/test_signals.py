@@ -474,6 +474,8 @@ def body(request):
 before = {number: signal.getsignal(number) for number in STOPPING}
 open(PATH, "w").close()
 with catching_signals(StopRequest()) as request:
+    # On Python 3.12 opcodes are traced if a frame wants them when tracing begins, and not later.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     body(request)
     sys.settrace(None)

@@ -31,6 +31,7 @@ from raytrials.errors import StorageError
 from raytrials.store import journal as journal_module
 from raytrials.store.disk import Appender
 from raytrials.store.journal import WARN_S, Journal
+from raytrials.store.segment import Segment
 
 Fake = FakeLocal | FakeObjectStore
 LONG_S = 20.0
@@ -655,8 +656,6 @@ def test_the_next_driver_goes_on_in_a_segment_of_its_own(disk: Fake) -> None:
     first = new_journal(disk)
     append(first, 3)
     first.sync()
-    first.close()
-    first.close()
     second = new_journal(disk, epoch=2, seq=3)
     append(second, 2)
     second.sync()
@@ -665,3 +664,54 @@ def test_the_next_driver_goes_on_in_a_segment_of_its_own(disk: Fake) -> None:
     found = assert_whole(disk, 5)
     assert found.epochs == [1, 1, 1, 2, 2]
     assert found.fenced == 2
+
+
+def test_a_closed_journal_takes_acknowledges_and_writes_nothing(disk: Fake) -> None:
+    journal = new_journal(disk)
+    append(journal, 2)
+    for _ in range(2):
+        journal.close()
+    before = contents(disk)
+    with pytest.raises(RuntimeError, match="closed"):
+        append(journal)
+    journal.sync()
+    assert (journal.seq, journal.durable_seq, journal.is_pending) == (2, 0, True)
+    assert not journal.wait_durable(0)
+    assert contents(disk) == before
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_journal_that_is_closed_during_a_sync_begins_no_segment(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raytrials.store.journal.SEGMENT_BYTES", 1)
+    disk = FakeLocal()
+    closing: list[Journal] = []
+
+    def close(operation: Operation) -> None:
+        if operation.name == "sync_file" and closing:
+            closing.pop().close()
+            if fails:
+                raise BROKEN
+
+    journal = new_journal(Faulty(disk, before=[close]))
+    append(journal, 2)
+    closing.append(journal)
+    with pytest.raises(StorageError) if fails else contextlib.nullcontext():
+        journal.sync()
+    journal.sync()
+    assert disk.list_names(DIRECTORY) == {Segment(1, 1).name}
+    assert journal.durable_seq == (0 if fails else 2)
+
+
+def test_what_older_drivers_left_half_written_is_deleted_when_a_journal_is_opened() -> None:
+    disk = FakeLocal()
+    disk.make_directory(DIRECTORY)
+    kept = {f"{Segment(3, 9).name}.partial", "notes.partial", "x.jsonl.partial"}
+    for name in (f"{Segment(1, 1).name}.partial", f"{Segment(2, 5).name}.partial", *kept):
+        disk.write(f"{DIRECTORY}/{name}", b"half")
+    journal = new_journal(disk, epoch=3)
+    assert disk.list_names(DIRECTORY) == kept
+    append(journal)
+    journal.sync()
+    assert_whole(disk, 1)

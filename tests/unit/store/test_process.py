@@ -59,6 +59,14 @@ def test_another_process_with_the_same_number_is_another() -> None:
     assert is_gone(replace(here, started=here.started - 1))
 
 
+@pytest.mark.parametrize("pid", [0, -1, -(2**40), 2**31, 2**64])
+def test_a_number_that_no_process_has_is_not_asked_for(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal to a group"))
+    assert not is_gone(replace(this_process(), pid=pid))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -100,7 +100,7 @@ TAILS = {
     "part of a record and a newline": DAMAGED + b"\n",
     "a blank line": b"\n",
     "anything": b"\xff\xfehello",
-    "damage in several lines": DAMAGED + b"\n\0\0\n" + DAMAGED,
+    "a damaged line and part of another": DAMAGED + b"\n\0\0" + DAMAGED,
 }
 
 
@@ -167,6 +167,71 @@ def test_damage_in_the_middle_is_an_error_with_its_place(
 ) -> None:
     put(disk, 1, lines(1, 2) + damaged + lines(4, 6))
     assert_corrupt(disk, 2, Segment(1, 1).name, len(lines(1, 2)), says)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (DAMAGED + b"\n" + DAMAGED + b"\n", "part of a record; lost with it: events 3 to 4"),
+        (b"\n\n", "an empty line, or zero bytes; lost with it: events 3 to 4"),
+        (b"x\n" * 9 + DAMAGED, "not a record; lost with it: events 3 to 11"),
+        (lines(3, 5).replace(b"event", b"EVENT"), "lost with it: events 3 to 5"),
+    ],
+)
+def test_only_one_line_at_the_end_may_be_torn(disk: Fake, damaged: bytes, says: str) -> None:
+    put(disk, 1, lines(1, 2) + damaged)
+    assert_corrupt(disk, 2, Segment(1, 1).name, len(lines(1, 2)), says)
+    put(disk, 3, lines(3, 20))
+    for after in range(21):
+        assert_whole(disk, 20, after)
+    disk.delete_file(path_of(3))
+    put(disk, 3, lines(3, 4, epoch=2), epoch=2)
+    assert_whole(disk, 4)
+
+
+def test_several_damaged_lines_are_no_error_if_their_events_are_known(disk: Fake) -> None:
+    put(disk, 1, lines(1, 2) + lines(3, 5).replace(b"event", b"EVENT"))
+    found = read(disk, after=4)
+    assert found.error is not None
+    put(disk, 6, lines(6, 7))
+    for after in (5, 6, 7):
+        assert_whole(disk, 7, after)
+
+
+def sealed(seq: int, kind: str, data: str, start: str = "") -> bytes:
+    """A whole line with an event that nobody knows."""
+    start = start or f'{{"v":1,"seq":{seq},"epoch":1,'
+    body = f'{start}"t":1.5,"type":"{kind}","data":{data}}}'.encode()
+    digest = xxhash.xxh64_hexdigest(body).encode()
+    return body[:-1] + b',"digest":"' + digest + b'"}\n'
+
+
+UNKNOWN = {
+    "type": sealed(3, "Brandnew", "{}"),
+    "more fields": sealed(3, "DriverDetached", '{"reason":"x","more":1}'),
+    "fewer fields": sealed(3, "DriverDetached", "{}"),
+    "another type of field": sealed(3, "DriverDetached", '{"reason":7}'),
+    "data": sealed(3, "DriverDetached", "[]"),
+    "no place": sealed(3, "DriverDetached", '{"reason":"x"}', '{"seq":3,"v":1,"epoch":1,'),
+}
+
+
+@pytest.mark.parametrize("behind", [b"", line(4), DAMAGED], ids=["last", "middle", "torn"])
+@pytest.mark.parametrize("unknown", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_whole_line_that_is_no_event_is_never_passed_over(
+    disk: Fake, unknown: bytes, behind: bytes
+) -> None:
+    put(disk, 1, lines(1, 2) + unknown + behind)
+    says = "it is no event of this format"
+    assert_corrupt(disk, 2, Segment(1, 1).name, len(lines(1, 2)), says)
+    put(disk, 1, lines(1, 2) + unknown[:-1] + b"\0" * 9)
+    assert_corrupt(disk, 2, Segment(1, 1).name, len(lines(1, 2)), says)
+
+
+def test_events_of_a_replaced_driver_need_not_be_known(disk: Fake) -> None:
+    put(disk, 1, lines(1, 2) + UNKNOWN["type"])
+    put(disk, 3, lines(3, 4, epoch=2), epoch=2)
+    assert assert_whole(disk, 4).fenced == 1
 
 
 def test_two_records_on_the_last_line_are_an_error_with_their_place(disk: Fake) -> None:
@@ -272,6 +337,14 @@ def test_what_stands_behind_damage_is_read_when_the_damage_is_made_good_elsewher
     put(disk, 3, lines(3, 4) + line(5)[:20])
     for after in range(2):
         assert_whole(disk, 6, after)
+
+
+def test_what_a_segment_lost_at_its_end_is_found_in_one_before_it_from_anywhere(disk: Fake) -> None:
+    put(disk, 1, lines(1, 20))
+    put(disk, 16, lines(16, 18) + line(19)[:20])
+    for after in range(21):
+        found = assert_whole(disk, 20, after)
+        assert [one.file for one in found.damage] == [Segment(1, 16).name]
 
 
 def test_a_merge_that_was_cut_off_anywhere_loses_and_doubles_nothing(disk: Fake) -> None:
