@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from raytrials import settings
-from raytrials.core.event import DriverDetached, Event
+from raytrials.core.event import DriverDetached, Event, Record
 from raytrials.core.fold import apply
 from raytrials.core.state import ExperimentState, TrialRecord
 from raytrials.errors import StorageError
@@ -34,6 +34,7 @@ from raytrials.store.recovery import (
     highest_epoch,
     recover,
 )
+from raytrials.store.segment import Reading
 from raytrials.store.snapshot import Snapshot, SnapshotName
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,16 @@ class Chronicle:
         for damage in recovered.damage:
             logger.warning("Damaged, and not needed: %s", damage)
         return recovered
+
+    def records(self) -> list[Record]:
+        """Return all events that are on storage.
+
+        Raises:
+            JournalCorruptError: some are lost.
+            StorageError: the storage failed for good.
+        """
+        retry_s = settings.STORAGE_RETRY_S.get()
+        return list(Reading(self._disk, f"{self._home}/{JOURNAL}", retry_s=retry_s))
 
     def write_first(self, parts: Mapping[str, bytes]) -> None:
         """Write the snapshot that a new experiment begins with. Raises StorageError."""

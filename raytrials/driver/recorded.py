@@ -52,6 +52,7 @@ RAY_STATE_S = 60.0
 
 _OURS = (
     "_announcer",
+    "_begins_search",
     "_chronicle",
     "_context",
     "_disk",
@@ -84,6 +85,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     ) -> None:
         self._context = context
         self._search: Search | None = None
+        self._begins_search = False
         self._waiting: dict[Trial, Callable[[Trial], None]] = {}
         self._resumed_first: set[Trial] = set()
         self._lost: dict[str, str] = {}
@@ -110,6 +112,8 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         """Set up the callbacks; a new experiment's journal begins here."""
         if not self._chronicle.is_open:
             self._begin(total_num_samples)
+        elif self._begins_search:
+            self._begin_search(experiments)
         super().setup_experiments(experiments, total_num_samples)
 
     def _begin(self, total_num_samples: int) -> None:
@@ -207,6 +211,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             return
         recovered = self._chronicle.recover()
         state = recovered.state
+        samples = state.num_samples
         self._context.experiment = state.experiment
         lost = self._recall(recovered)
         self._raise_samples()
@@ -215,7 +220,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         if trials:
             _ray.keep_staging_directory(self._storage, trials[0].storage)
         self._chronicle.open()
-        self._attach(self._search_alg.total_samples, recovered.damage)
+        self._attach(self._search_alg.total_samples or samples, recovered.damage)
         for part, detail in lost:
             self._note_lost(part, detail)
         self._context.checkpoints.restored(trials)
@@ -224,8 +229,24 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             self._apply_resume(trial, kind_for(trial.status, resume_config))
             self.add_trial(trial)
         self._resumed_first = {one for one in trials if one.status == Trial.PENDING}
-        self._tell_of_ends(trials)
         self._restore_callbacks()
+        if not self._begins_search:
+            self._tell_of_ends(trials)
+            self._chronicle.take_snapshot(self._parts(), at_once=True)
+
+    def _begin_search(self, experiments: list[Any]) -> None:
+        """Begin a search anew whose state is gone, and take it through all that was done.
+
+        It comes to the same, unless it depends on more than its own state and seeds.
+        """
+        self._begins_search = False
+        self._search_alg.add_configurations(experiments)
+        self._search = Search(self._search_alg, self._chronicle.state.seed, self._chronicle.record)
+        records = self._chronicle.records()
+        diverged = self._search.replay(records, {})
+        for trial_id, detail in diverged[:1]:
+            self._note_lost(SEARCHER, f"{trial_id}: {detail}")
+        self._tell_of_ends(list(self._trials))
         self._chronicle.take_snapshot(self._parts(), at_once=True)
 
     def _import(self, resume_config: ResumeConfig) -> None:
@@ -261,8 +282,10 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             except Exception as error:
                 logger.exception("The searcher did not come back.")
                 lost.append((SEARCHER, f"it did not come back: {error}"))
-        elif SEARCHER not in recovered.state.lost:
-            lost.append((SEARCHER, "no snapshot holds it"))
+                self._begins_search = True
+        else:
+            logger.warning("No snapshot holds the searcher: it is taken through all events.")
+            self._begins_search = True
         if STOPPER in recovered.parts:
             try:
                 self._stopper = _ray.cloudpickle.loads(recovered.parts[STOPPER])

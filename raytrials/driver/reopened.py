@@ -17,6 +17,7 @@ from raytrials import _ray, settings
 from raytrials.driver import space
 from raytrials.errors import (
     ExperimentCorruptError,
+    JournalCorruptError,
     MissingCodeError,
     NotAnExperimentError,
     RaytrialsError,
@@ -26,8 +27,9 @@ from raytrials.errors import (
 )
 from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of, resolve
-from raytrials.store.occupant import occupant_of, whole_states
-from raytrials.store.recovery import HOME, has_journal, recover
+from raytrials.store.occupant import names_in, occupant_of, whole_states
+from raytrials.store.recovery import HOME, JOURNAL, has_journal, recover
+from raytrials.store.saved import read_saved
 from raytrials.store.tunerfile import (
     SPACE,
     TUNER,
@@ -94,6 +96,9 @@ class Reopened:
                 raise NotAnExperimentError(self.path, "nothing was started there")
             raise ExperimentCorruptError(f"{self.path}/{TUNER}", "it is missing")
         self.find_state()
+        if _had_journal(self._disk, self.path, self._retry_s):
+            # Ray's state alone is older than what was done, and would pass for all there was.
+            raise JournalCorruptError(f"{home}/{JOURNAL}", None, "it is gone, and there was one")
         return found
 
     def find_state(self) -> str:
@@ -257,4 +262,12 @@ def _is_whole(disk: Disk, path: str, retry_s: float) -> bool:
     if has_journal(disk, f"{path}/{HOME}", retry_s=retry_s):
         recover(disk, f"{path}/{HOME}", retry_s=retry_s)
         return True
+    if _had_journal(disk, path, retry_s):
+        return False
     return any(not problem for _, problem in whole_states(disk, path, retry_s=retry_s))
+
+
+def _had_journal(disk: Disk, path: str, retry_s: float) -> bool:
+    """Whether Ray's state was written by raytrials, which makes the journal durable before."""
+    names = names_in(disk, path, retry_s=retry_s)
+    return any(one.ours for one in read_saved(disk, path, names, retry_s=retry_s).values())

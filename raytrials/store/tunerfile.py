@@ -11,6 +11,7 @@ import functools
 import json
 import pickletools
 from dataclasses import dataclass
+from typing import Any
 
 from raytrials.errors import ExperimentCorruptError, NewerFormatError, StorageError
 from raytrials.store.disk import Disk
@@ -49,18 +50,35 @@ def decode(file: bytes, what: str = "copy of tuner.pkl") -> bytes:
         DamagedCopyError: it is not whole, to the byte.
         NewerFormatError: it is of a newer version.
     """
-    header, _, data = file.partition(b"\n")
-    head, _, tail = header.rpartition(_SEPARATOR)
-    if tail != digest_of(head + b"}").encode() + b'"}':
-        raise DamagedCopyError("its first line is damaged" if file else "it is empty")
-    fields = json.loads(head + b"}")
-    if fields["version"] > VERSION:
-        raise NewerFormatError(fields["version"], VERSION, what)
+    fields = _header_of(file, what)
+    data = file.partition(b"\n")[2]
     if len(data) != fields["size"]:
         raise DamagedCopyError(f"it holds {len(data)} bytes of {fields['size']}")
     if digest_of(data) != fields["content"]:
         raise DamagedCopyError("its content is damaged")
     return data
+
+
+def _header_of(file: bytes, what: str) -> dict[str, Any]:
+    """Return what the first line says of the rest. Raises as :func:`decode`."""
+    head, _, tail = file.partition(b"\n")[0].rpartition(_SEPARATOR)
+    if tail != digest_of(head + b"}").encode() + b'"}':
+        raise DamagedCopyError("its first line is damaged" if file else "it is empty")
+    fields: dict[str, Any] = json.loads(head + b"}")
+    if fields["version"] > VERSION:
+        raise NewerFormatError(fields["version"], VERSION, what)
+    return fields
+
+
+def is_of(file: bytes, data: bytes) -> bool:
+    """Whether `data` is what a file was made of by :func:`encode`; its first line alone decides.
+
+    True as well when that line is damaged, and nobody can tell.
+    """
+    try:
+        return bool(_header_of(file, "copy of tuner.pkl")["content"] == digest_of(data))
+    except DamagedCopyError:
+        return True
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,8 @@ def read_tuner_file(disk: Disk, experiment: str, *, retry_s: float) -> TunerFile
     if kept is not None:
         return TunerFile(kept, damage=_difference(own, kept), copy=True)
     damage = _damage_of(own)
+    if own and file is not None and not damage and not is_of(file, own):
+        damage = "its bytes are not those that were written"
     if damage or own is None:
         beside = f", and its copy {HOME}/{COPY} is damaged: {problem}" if problem else ""
         raise ExperimentCorruptError(f"{experiment}/{TUNER}", f"{damage}{beside}")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ray import tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -53,6 +53,12 @@ class Script:
         raises: the faults of the user's code.
         policy: arguments of the retry policy.
         scheduler: makes the scheduler.
+        searcher: makes the search algorithm; None for random samples of a grid of one point.
+        max_concurrent: how many trials may run at once, 0 for no limit; of the random samples.
+        stopper: makes what ends trials and the experiment; None for `steps`.
+        budget_s: how long the experiment may run.
+        fail_fast: as Ray's.
+        callbacks: make the callbacks.
         seed: of the searcher, and of all that is drawn.
     """
 
@@ -70,6 +76,12 @@ class Script:
     raises: Sequence[Raise] = ()
     policy: Mapping[str, Any] = field(default_factory=dict)
     scheduler: Callable[[], Any] = tune.schedulers.FIFOScheduler
+    searcher: Callable[[], Any] | None = None
+    max_concurrent: int = 0
+    stopper: Callable[[], Any] | None = None
+    budget_s: float | None = None
+    fail_fast: bool | str = False
+    callbacks: Sequence[Callable[[], Any]] = ()
     seed: int = 0
 
     def takes_s(self, method: str, config: Mapping[str, Any]) -> float:
@@ -78,35 +90,48 @@ class Script:
         return self.other_s.get(method, 0.1)
 
     def space(self) -> dict[str, Any]:
-        return {
+        space: dict[str, Any] = {
             "lr": tune.uniform(0.0, 1.0),
             "pace": tune.choice(list(self.paces_s)),
-            "kind": tune.grid_search(["plain"]),
         }
+        return space if self.searcher else {**space, "kind": tune.grid_search(["plain"])}
 
-    def tuner(self, filesystem: Any) -> Tuner:
+    def tuner(
+        self, filesystem: Any, *, resume: Literal["auto", "overwrite"] | None = None
+    ) -> Tuner:
+        if self.searcher is None:
+            searcher: Any = BasicVariantGenerator(
+                random_state=self.seed, max_concurrent=self.max_concurrent
+            )
+        else:
+            searcher = self.searcher()
         return Tuner(
             Scripted,
             param_space=self.space(),
             tune_config=tune.TuneConfig(
                 num_samples=self.trials,
-                search_alg=BasicVariantGenerator(random_state=self.seed),
+                search_alg=searcher,
                 scheduler=self.scheduler(),
                 reuse_actors=self.reuse_actors,
+                time_budget_s=self.budget_s,
                 trial_dirname_creator=_trial_id,
             ),
             run_config=tune.RunConfig(
                 name=NAME,
                 storage_path=ROOT,
                 storage_filesystem=filesystem,
-                stop={"training_iteration": self.steps},
-                failure_config=tune.FailureConfig(max_failures=self.max_failures),
+                stop=self.stopper() if self.stopper else {"training_iteration": self.steps},
+                failure_config=tune.FailureConfig(
+                    max_failures=self.max_failures, fail_fast=self.fail_fast
+                ),
+                callbacks=[make() for make in self.callbacks],
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=self.save_every, num_to_keep=self.num_to_keep
                 ),
                 verbose=0,
             ),
             retry_policy=RetryPolicy(**self.policy),
+            resume=resume,
         )
 
 

@@ -6,24 +6,36 @@ trials, commits, Ray's state files. Nothing that runs here outlives the call tha
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import random
 import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from raytrials import RetryPolicy, Tuner, _ray
 from raytrials.chaos import FakeClock, FakeCluster
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
-from raytrials.chaos.fault import Faulty, Operation, Stopped, stop_at
+from raytrials.chaos.fault import Faulty, Operation, Stopped, fail_when, stop_at
 from raytrials.chaos.happening import Happening
 from raytrials.chaos.plan import Fault, Plan
+from raytrials.core.event import Event
+from raytrials.core.state import ExperimentState
+from raytrials.driver.controller import Controller
+from raytrials.store.recovery import HOME, JOURNAL, recover
+from raytrials.store.segment import Reading
 from support.disk_filesystem import mounted
 from support.fake_ray import fake_ray
 from support.script import NAME, ROOT, Script, Scripted, Stage
 from support.virtual import virtual
+
+PATH = f"{ROOT}/{NAME}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,7 @@ class Experiment:
     Attributes:
         clock: goes on from driver to driver.
         stage: what its workers share.
+        watch: is called with the controller after each of its steps, and may raise.
     """
 
     script: Script
@@ -89,23 +102,68 @@ class Experiment:
     directory: Path
     clock: FakeClock = field(default_factory=FakeClock)
     stage: Stage = field(init=False)
+    watch: Callable[[Any], None] | None = None
     _drivers: int = 0
 
     def __post_init__(self) -> None:
         self.stage = Stage(self.script.raises)
 
-    def run(self, plan: Plan = (), *, stop_at: int | None = None) -> Outcome:
+    def run(
+        self, plan: Plan = (), *, stop_at: int | None = None, stop_s: float | None = None
+    ) -> Outcome:
         """Begin the experiment.
 
         Args:
             plan: what befalls the cluster.
             stop_at: the number of the operation on the disk before which all dies.
+            stop_s: when all dies, on the clock of the experiment: with its next operation.
         """
-        return self._drive(plan, stop_at, anew=True)
+        return self._drive(self.script.tuner, plan, stop_at, stop_s)
 
-    def resume(self, plan: Plan = (), *, stop_at: int | None = None) -> Outcome:
+    def resume(
+        self, plan: Plan = (), *, stop_at: int | None = None, stop_s: float | None = None
+    ) -> Outcome:
         """Continue the experiment, or begin it if there is none to continue."""
-        return self._drive(plan, stop_at, anew=False)
+        return self._drive(self._continued, plan, stop_at, stop_s)
+
+    def restore(self, plan: Plan = (), *, stop_s: float | None = None, **how: Any) -> Outcome:
+        """Continue the experiment.
+
+        Args:
+            plan: as :meth:`run`.
+            stop_s: likewise.
+            **how: arguments of `Tuner.restore`.
+        """
+        return self._drive(functools.partial(self._restored, **how), plan, None, stop_s)
+
+    def go_on(self, plan: Plan = ()) -> Outcome:
+        """Continue the experiment with `resume="auto"`, by what the script says now."""
+        return self._drive(functools.partial(self.script.tuner, resume="auto"), plan, None, None)
+
+    def can_restore(self) -> bool:
+        """What `Tuner.can_restore` says of it."""
+        with mounted(Storage(self.disk)) as filesystem:
+            return Tuner.can_restore(PATH, filesystem)
+
+    def state(self) -> ExperimentState:
+        """Return what the journal comes to."""
+        return recover(self.disk, f"{PATH}/{HOME}").state
+
+    def events(self) -> list[Event]:
+        """Return the events of the journal."""
+        return [one.event for one in Reading(self.disk, f"{PATH}/{HOME}/{JOURNAL}")]
+
+    def files(self) -> dict[str, bytes]:
+        """Return all that is in the experiment's directory."""
+        return {name: self.disk.read(f"{PATH}/{name}") for name in self.disk.list_files(PATH)}
+
+    def copy(self, directory: Path) -> Experiment:
+        """Return another experiment that is where this one is, on another machine."""
+        other = Experiment(self.script, copy.deepcopy(self.disk), directory, watch=self.watch)
+        other.clock = copy.deepcopy(self.clock)
+        other.stage = copy.deepcopy(self.stage)
+        other._drivers = self._drivers
+        return other
 
     def die(self, *, machine: bool, luck: random.Random | None = None) -> None:
         """Leave what the death of a driver's process, or of its machine, leaves.
@@ -122,10 +180,19 @@ class Experiment:
             else:
                 self.disk.end_process()
 
-    def _drive(self, plan: Plan, number: int | None, *, anew: bool) -> Outcome:
+    def _drive(
+        self,
+        make: Callable[[Any], Tuner],
+        plan: Plan,
+        number: int | None,
+        stop_s: float | None,
+    ) -> Outcome:
         self._drivers += 1
         self.stage.steps = Counter()
-        storage = Storage(self.disk, before=[] if number is None else [stop_at(number)])
+        before = [] if number is None else [stop_at(number)]
+        if stop_s is not None:
+            before.append(fail_when(lambda _: self.clock.monotonic() >= stop_s, Stopped()))
+        storage = Storage(self.disk, before=before)
         cluster = FakeCluster(self.clock, plan=plan)
         for name, slots in self.script.nodes.items():
             cluster.add_node(name, slots)
@@ -141,8 +208,9 @@ class Experiment:
                 ),
                 fake_ray(cluster, self.script.takes_s, self.directory),
                 mounted(storage) as filesystem,
+                watched(self.watch),
             ):
-                grid = self._tuner(filesystem, anew=anew).fit()
+                grid = make(filesystem).fit()
                 trials = tuple(_ray.analysis_of(grid).trials)
         except Stopped:
             stopped = True
@@ -157,17 +225,35 @@ class Experiment:
             ended_s=self.clock.monotonic(),
         )
 
-    def _tuner(self, filesystem: Any, *, anew: bool) -> Tuner:
-        path = f"{ROOT}/{NAME}"
-        if anew or not Tuner.can_restore(path, filesystem):
+    def _continued(self, filesystem: Any) -> Tuner:
+        if not Tuner.can_restore(PATH, filesystem):
             return self.script.tuner(filesystem)
+        return self._restored(filesystem)
+
+    def _restored(self, filesystem: Any, **how: Any) -> Tuner:
         return Tuner.restore(
-            path,
+            PATH,
             Scripted,
             param_space=self.script.space(),
             storage_filesystem=filesystem,
             retry_policy=RetryPolicy(**self.script.policy),
+            **how,
         )
+
+
+@contextlib.contextmanager
+def watched(watch: Callable[[Any], None] | None) -> Iterator[None]:
+    """Within this block controllers show themselves after each of their steps."""
+    end = Controller.on_step_end
+
+    def on_step_end(controller: Controller) -> None:
+        end(controller)
+        if watch is not None:
+            watch(controller)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Controller, "on_step_end", on_step_end)
+        yield
 
 
 def _row(trial: Any) -> Row:
