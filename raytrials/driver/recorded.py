@@ -33,7 +33,7 @@ from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
 from raytrials.driver.chronicle import Chronicle
-from raytrials.driver.rebuild import forget_progress, record_of, trial_of
+from raytrials.driver.rebuild import RAY_STATUS, forget_progress, record_of, trial_of
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
 from raytrials.driver.trial import FitContext, Trial, adopt
@@ -215,7 +215,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._context.experiment = state.experiment
         lost = self._recall(recovered)
         self._raise_samples()
-        trials = self._rebuild(list(state.trials.values()))
+        trials = self._rebuild(list(state.trials.values()), resume_config)
         self._adapt(trials)
         if trials:
             _ray.keep_staging_directory(self._storage, trials[0].storage)
@@ -295,12 +295,15 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
                 lost.append((STOPPER, f"it did not come back: {error}"))
         return lost
 
-    def _rebuild(self, records: list[TrialRecord]) -> list[Trial]:
-        rows = rows_of(
-            self._disk,
-            self._storage.experiment_fs_path,
-            [one.trial_id for one in records if not one.is_finished and one.iteration],
-        )
+    def _rebuild(self, records: list[TrialRecord], resume_config: ResumeConfig) -> list[Trial]:
+        resumed = ResumeConfig.ResumeType.RESUME
+        goes_on = [
+            one.trial_id
+            for one in records
+            if one.iteration
+            and (not one.is_finished or kind_for(RAY_STATUS[one.status], resume_config) == resumed)
+        ]
+        rows = rows_of(self._disk, self._storage.experiment_fs_path, goes_on)
         return [
             trial_of(
                 record,
@@ -338,6 +341,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         if record.is_finished:
             self._chronicle.record(TrialResumed(trial.trial_id, kind == kinds.RESTART))
             trial.renew_budgets()
+            _ray.forget_analysis_without_steps(trial)
         trial.run_metadata.error_filename = None
         trial.run_metadata.pickled_error_filename = None
         trial.set_status(Trial.PENDING)

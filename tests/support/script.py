@@ -90,11 +90,13 @@ class Script:
         return self.other_s.get(method, 0.1)
 
     def space(self) -> dict[str, Any]:
-        space: dict[str, Any] = {
+        if self.searcher is not None:
+            return {}  # it makes all of a config
+        return {
             "lr": tune.uniform(0.0, 1.0),
             "pace": tune.choice(list(self.paces_s)),
+            "kind": tune.grid_search(["plain"]),
         }
-        return space if self.searcher else {**space, "kind": tune.grid_search(["plain"])}
 
     def tuner(
         self, filesystem: Any, *, resume: Literal["auto", "overwrite"] | None = None
