@@ -320,7 +320,7 @@ class CheckpointMarkedBad(TrialEvent):
 
     Attributes:
         checkpoint: its name, or its path below the experiment if another trial's.
-        problem: what is wrong with it.
+        problem: what is wrong with it; empty for one that was found whole again.
     """
 
     checkpoint: str

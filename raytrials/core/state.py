@@ -76,6 +76,7 @@ class TrialRecord:
         last_result: the metrics of the latest row.
         checkpoints: those that can be used, by index, in the order of their commits.
         bad: those that are not whole, by name, and what is wrong.
+        rejected: what was known of those of its own, should they be mended.
         faults: its ledger.
         undecided: numbers of the faults whose charge is open, and what the trial did after each.
         history: what it has spent.
@@ -117,6 +118,7 @@ class TrialRecord:
     last_result: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    rejected: dict[int, CheckpointRecord] = field(default_factory=dict)
     faults: list[ChargedFault] = field(default_factory=list)
     undecided: dict[int, Since] = field(default_factory=dict)
     history: History = field(default_factory=History)
@@ -157,6 +159,7 @@ class TrialRecord:
             **values,
             "status": str(self.status),
             "checkpoints": [list(one.__dict__.values()) for one in self.checkpoints.values()],
+            "rejected": [list(one.__dict__.values()) for one in self.rejected.values()],
             "bad": dict(self.bad),
             "faults": [fault.to_json() for fault in self.faults],
             "undecided": [
@@ -174,6 +177,7 @@ class TrialRecord:
         """
         require(cls, data, _PLAIN)
         checkpoints = [_checkpoint(*values) for values in data["checkpoints"]]
+        rejected = [_checkpoint(*values) for values in data["rejected"]]
         faults = [ChargedFault.from_json(fault) for fault in data["faults"]]
         undecided = [_undecided(*values) for values in data["undecided"]]
         if any(not 0 < number <= len(faults) for number, _ in undecided):
@@ -182,6 +186,7 @@ class TrialRecord:
             **{name: data[name] for name in _PLAIN},
             status=Status(data["status"]),
             checkpoints={one.index: one for one in checkpoints},
+            rejected={one.index: one for one in rejected},
             bad=dict(data["bad"]),
             faults=faults,
             undecided=dict(undecided),
@@ -202,7 +207,7 @@ def _undecided(number: int, restored: bool, progressed: bool) -> tuple[int, Sinc
 
 
 _INT = frozenset({int})
-_OWN_FORM = {"status", "checkpoints", "bad", "faults", "undecided", "history"}
+_OWN_FORM = {"status", "checkpoints", "rejected", "bad", "faults", "undecided", "history"}
 _NOT_SAVED = {"rows", "story"}
 _PLAIN = tuple(
     one.name for one in dataclasses.fields(TrialRecord) if one.name not in _OWN_FORM | _NOT_SAVED

@@ -191,9 +191,20 @@ def _on_committed(step: Step, event: CheckpointCommitted) -> None:
 
 def _on_marked_bad(step: Step, event: CheckpointMarkedBad) -> None:
     trial = step.trial
-    trial.bad[event.checkpoint] = event.problem
-    for index in [i for i in trial.checkpoints if f"checkpoint_{i:06d}" == event.checkpoint]:
-        del trial.checkpoints[index]
+    if event.problem:
+        trial.bad[event.checkpoint] = event.problem
+        _move(event.checkpoint, trial.checkpoints, trial.rejected)
+    else:
+        trial.bad.pop(event.checkpoint, None)
+        _move(event.checkpoint, trial.rejected, trial.checkpoints)
+
+
+def _move(
+    name: str, source: dict[int, CheckpointRecord], target: dict[int, CheckpointRecord]
+) -> None:
+    for index in [one for one in source if f"checkpoint_{one:06d}" == name]:
+        target[index] = source.pop(index)
+        target.update({one: target.pop(one) for one in sorted(target)})
 
 
 def _on_deleted(step: Step, event: CheckpointDeleted) -> None:
@@ -204,6 +215,7 @@ def _on_deleted(step: Step, event: CheckpointDeleted) -> None:
         "it is the last one that the trial has",
     )
     trial.checkpoints.pop(event.index, None)
+    trial.rejected.pop(event.index, None)
 
 
 def _on_fault(step: Step, event: FaultRecorded) -> None:

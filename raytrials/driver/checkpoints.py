@@ -317,6 +317,8 @@ class Checkpoints:
             if problem or finding.manifest is None:
                 self.charge(trial, checkpoint, problem, Cause.CHECKPOINT_CORRUPT)
             elif finding.manifest.header.attempt >= account.adopts_from:
+                if account.bad.pop(name, ""):
+                    recording.marked_bad(trial, name, "")  # somebody has mended it
                 attempt = finding.manifest.header.attempt
                 found.append((_result_of(checkpoint, finding.manifest), attempt))
         return found

@@ -72,6 +72,12 @@ def trial_of(
     for checkpoint in record.checkpoints.values():
         for path in _ray.register_checkpoint(trial, _result_of(trial, checkpoint)):
             trial.retire(path)
+    if record.adopts_from and not record.own_indices and not record.stands_on_another:
+        # It began anew, and has saved nothing since: what it had saved before is not used.
+        _ray.set_checkpoints(trial, [], None)
+    if record.adopts_from > record.attempt:
+        trial.run_metadata.last_result = {}
+        trial.run_metadata.metric_analysis = {}
     if record.stands_on_another and record.restored_from is not None:
         found = Checkpoint(
             f"{trial.storage.experiment_fs_path}/{record.restored_from}",
@@ -101,7 +107,7 @@ def _account_of(record: TrialRecord, max_failures: int) -> Account:
         high_water=record.high_water,
         faults=[*decided, *undecided],
         next_index=record.next_index,
-        ended_cleanly=not record.attempt or record.is_finished,
+        ended_cleanly=not record.attempt or record.status in {Status.SUCCEEDED, Status.ABORTED},
         adopts_from=record.adopts_from,
         bad=dict(record.bad),
         unverified=list(record.unverified),
@@ -117,7 +123,7 @@ def _fill_metadata(trial: Trial, record: TrialRecord, rows: Iterable[Row]) -> No
         metadata.last_result_time = row.time
     if record.last_result:
         metadata.last_result = {**record.last_result, CONFIG: trial.config}
-    if record.analysis:
+    if record.analysis and not metadata.metric_n_steps:
         metadata.metric_analysis = copy.deepcopy(dict(record.analysis))
     metadata.start_time = record.started_s
     metadata.num_failures = record.history.failures

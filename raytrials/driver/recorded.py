@@ -296,14 +296,13 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         return lost
 
     def _rebuild(self, records: list[TrialRecord], resume_config: ResumeConfig) -> list[Trial]:
-        resumed = ResumeConfig.ResumeType.RESUME
-        goes_on = [
+        skipped = ResumeConfig.ResumeType.SKIP
+        run_on = [
             one.trial_id
             for one in records
-            if one.iteration
-            and (not one.is_finished or kind_for(RAY_STATUS[one.status], resume_config) == resumed)
+            if one.iteration and kind_for(RAY_STATUS[one.status], resume_config) != skipped
         ]
-        rows = rows_of(self._disk, self._storage.experiment_fs_path, goes_on)
+        rows = rows_of(self._disk, self._storage.experiment_fs_path, run_on)
         return [
             trial_of(
                 record,

@@ -63,6 +63,13 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
     attempt: Attempt
     _metrics: Mapping[str, Any] = {}
     _start_iteration: int | None = None
+    _reports_before: int = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive in a worker."""
+        self.__dict__.update(state)
+        # When its actor is used again for another trial, Ray's session does not count anew.
+        self._reports_before, _ = _ray.session_iteration()
 
     @classmethod
     def of(cls, storage: _ray.StorageContext) -> TrialStorage:
@@ -79,7 +86,7 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
     def plain(self) -> _ray.StorageContext:
         """Return a copy that Ray can read where raytrials is not installed."""
         plain = copy.copy(self)
-        for name in ("attempt", "_metrics", "_start_iteration"):
+        for name in ("attempt", "_metrics", "_start_iteration", "_reports_before"):
             plain.__dict__.pop(name, None)
         plain.__class__ = _ray.StorageContext
         return plain
@@ -166,7 +173,7 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
         """Return the `training_iteration` of what is saved.
 
         A class trainable has it in its report. The report of a function trainable gets it later, in
-        another thread: it is where the attempt started plus what this session has reported.
+        another thread: it is where the attempt started plus what was reported here since then.
         """
         given = self._metrics.get("training_iteration")
         if isinstance(given, int):
@@ -174,7 +181,7 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
         reports, loaded = _ray.session_iteration()
         if self._start_iteration is None:
             self._start_iteration = getattr(loaded, "start_iteration", 0)
-        return self._start_iteration + reports
+        return self._start_iteration + reports - self._reports_before
 
     def persist_artifacts(self, force: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's
         """Upload the trial's artifacts as Ray does, but nothing that looks like a checkpoint."""

@@ -84,6 +84,20 @@ def assert_all_verify(trial: Path) -> None:
         assert finding.verdict is Verdict.VERIFIED, (name, finding.problem)
 
 
+@KINDS
+def test_a_trial_in_the_actor_of_another_saves_its_own_iterations(
+    kind: str, workspace: Path
+) -> None:
+    grid = Tuner(
+        TRAINABLES[kind],
+        param_space=config(workspace, steps=2),
+        tune_config=tune.TuneConfig(num_samples=2, max_concurrent_trials=1, reuse_actors=True),
+        run_config=run_config(workspace, kind),
+    ).fit()
+    for result in grid:
+        assert [one.header.iteration for one in manifests_in(Path(result.path))] == [1, 2]
+
+
 # --- checkpoints that the driver never heard of ---------------------------------------------------
 
 

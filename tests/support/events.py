@@ -252,6 +252,8 @@ class Walk:
         luck = self.luck
         index = luck.choice([*trial.checkpoints, trial.next_index + 3])
         name = luck.choice((f"checkpoint_{index:06d}", "t0/checkpoint_000000"))
+        if trial.bad and luck.random() < 0.3:
+            return CheckpointMarkedBad(trial.trial_id, luck.choice(list(trial.bad)), "")
         return CheckpointMarkedBad(trial.trial_id, name, "its digest is wrong")
 
     def _deleted(self, trial: TrialRecord) -> Event | None:

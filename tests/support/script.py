@@ -164,8 +164,8 @@ class Stage:
 
     def raise_if_due(self, trial_id: str, where: str, iteration: int) -> None:
         """Raise what the script says for this place, if it has not been raised yet."""
-        number = int(trial_id.rpartition("_")[2])
         for fault in self.left:
+            number = int(trial_id.rpartition("_")[2])  # the ids of a searcher have none
             if (fault.trial, fault.where, fault.iteration) == (number, where, iteration):
                 self.left.remove(fault)
                 raise fault.error(f"{where} {iteration}")

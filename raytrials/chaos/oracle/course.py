@@ -172,6 +172,7 @@ class Course:
     # --- attempts --------------------------------------------------------------------------------
 
     def _after_assigned(self, event: RunnerAssigned) -> None:
+        self._waiting.pop(event.trial_id, None)  # its actor is requested: it is in the line
         self._placed.add(event.trial_id)
         notes = self.notes[event.trial_id]
         notes.origin.looked_s = self._record.time

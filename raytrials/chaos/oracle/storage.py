@@ -222,7 +222,7 @@ def _wrong_in_header(
     later = [one.first_index for one in notes.attempts if one.number > header.attempt]
     if not attempt.first_index <= header.index < min(later, default=header.index + 1):
         yield "I6", f"is of attempt {header.attempt}, and its index is another attempt's"
-    if header.epoch != attempt.epoch:
+    if header.epoch not in {0, attempt.epoch}:  # 0: its driver had no lease
         yield "I7", f"is of epoch {header.epoch}, its attempt started in {attempt.epoch}"
     replaced_s = min((at for epoch, at in course.drivers if epoch > attempt.epoch), default=None)
     if replaced_s is not None and header.time > replaced_s + TENURE_S:

@@ -228,6 +228,17 @@ def test_a_trial_that_is_sampled_before_an_unfinished_one_runs_is_red(script: Sc
     assert red(script) == {"I1"}
 
 
+def test_a_trial_may_be_sampled_when_the_actors_of_the_unfinished_are_requested(
+    script: Script,
+) -> None:
+    running(script)
+    script.attach(num_samples=2, max_concurrent=2)
+    script.tell(RunnerAssigned("a", "any", 2))
+    script.add("b")
+    script.save()
+    assert "I1" not in red(script)
+
+
 def test_unfinished_trials_that_start_in_another_order_are_red(script: Script) -> None:
     script.attach(num_samples=2, max_concurrent=2)
     for trial_id in "ab":
@@ -882,6 +893,13 @@ def test_a_checkpoint_of_another_epoch_than_its_attempt_is_red(script: Script) -
     script.put("a", 2, 3, epoch=2)
     script.save()
     assert red(script) == {"I7"}
+
+
+def test_a_checkpoint_of_a_driver_without_a_lease_is_of_no_epoch(script: Script) -> None:
+    running(script)
+    script.put("a", 2, 3, epoch=0)
+    script.save()
+    assert red(script) == set()
 
 
 def test_a_checkpoint_that_is_committed_long_after_a_takeover_is_red(script: Script) -> None:
