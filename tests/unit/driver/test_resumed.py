@@ -377,15 +377,37 @@ def test_a_part_that_cannot_be_pickled_is_named_at_once_and_the_trials_go_on(
     assert [row.config["lr"] for row in outcome.table] == [0.1, 0.2, 0.3, 0.4]
 
 
-@pytest.mark.parametrize("where", ["suggest", "complete"])
-def test_a_searcher_that_raises_ends_the_fit_and_not_the_experiment(where: str, begin: Any) -> None:
-    Counts.raises = where
+def test_a_searcher_that_raises_when_asked_ends_the_fit_and_not_the_experiment(begin: Any) -> None:
+    Counts.raises = "suggest"
     experiment = begin(replace(SCRIPT, searcher=Counts))
-    with pytest.raises(Exception):  # noqa: B017, PT011 - Ray wraps it in one place, not in another
+    with pytest.raises(ZeroDivisionError):
         experiment.run()
-    assert not Counts.raises
     experiment.die(machine=False)
-    assert experiment.can_restore(), PATH
+    assert experiment.can_restore()
     outcome = experiment.restore()
-    assert len({row.trial_id for row in outcome.table}) == len(outcome.table) == 4
+    assert [row.config["lr"] for row in outcome.table] == [0.1, 0.2, 0.3, 0.4]
     assert statuses(outcome) == [("TERMINATED", 4)] * 4
+
+
+def test_a_searcher_that_raises_when_told_fails_the_trial_alone_as_in_ray(begin: Any) -> None:
+    Counts.raises = "complete"
+    experiment = begin(replace(SCRIPT, searcher=Counts))
+    first = experiment.run()
+    assert statuses(first) == [("ERROR", 4), *[("TERMINATED", 4)] * 3]
+    assert journalled(experiment) == [Status.FAILED, *[Status.SUCCEEDED] * 3]
+    again = experiment.restore()
+    assert again.table == first.table
+    assert not again.steps
+
+
+def test_an_errored_trial_goes_on_whose_history_cannot_be_read(
+    begin: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = begin(FAILING)
+    experiment.run()
+    experiment.restore()  # which leaves a snapshot of all
+    [first] = [name for name in experiment.files() if "journal/000001-" in name]
+    experiment.disk.delete_file(f"{PATH}/{first}")
+    outcome = experiment.restore(resume_errored=True)
+    assert statuses(outcome) == [("TERMINATED", 4)] * 4
+    assert "cannot be read" in caplog.text
