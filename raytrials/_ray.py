@@ -551,6 +551,15 @@ def bundles_of(trial: Trial) -> list[dict[str, float]]:
     return [dict(bundle) for bundle in factory.bundles] if factory is not None else []
 
 
+def forget_analysis_without_steps(trial: Trial) -> None:
+    """Drop what is known of metrics of which the latest values are not: Ray cannot add to it."""
+    metadata = trial.run_metadata
+    known = metadata.metric_n_steps
+    metadata.metric_analysis = {
+        name: one for name, one in metadata.metric_analysis.items() if name in known
+    }
+
+
 def registered_checkpoints(trial: Trial) -> list[Any]:
     """Return the results of a trial's checkpoints, in Ray's order (`_checkpoint_results`)."""
     return list(trial.run_metadata.checkpoint_manager._checkpoint_results)

@@ -72,6 +72,12 @@ def trial_of(
     for checkpoint in record.checkpoints.values():
         for path in _ray.register_checkpoint(trial, _result_of(trial, checkpoint)):
             trial.retire(path)
+    if record.adopts_from and not record.own_indices and not record.stands_on_another:
+        # It began anew, and has saved nothing since: what it had saved before is not used.
+        _ray.set_checkpoints(trial, [], None)
+    if record.adopts_from > record.attempt:
+        trial.run_metadata.last_result = {}
+        trial.run_metadata.metric_analysis = {}
     if record.stands_on_another and record.restored_from is not None:
         found = Checkpoint(
             f"{trial.storage.experiment_fs_path}/{record.restored_from}",

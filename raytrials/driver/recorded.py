@@ -340,6 +340,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         if record.is_finished:
             self._chronicle.record(TrialResumed(trial.trial_id, kind == kinds.RESTART))
             trial.renew_budgets()
+            _ray.forget_analysis_without_steps(trial)
         trial.run_metadata.error_filename = None
         trial.run_metadata.pickled_error_filename = None
         trial.set_status(Trial.PENDING)

@@ -90,11 +90,13 @@ class Script:
         return self.other_s.get(method, 0.1)
 
     def space(self) -> dict[str, Any]:
-        space: dict[str, Any] = {
+        if self.searcher is not None:
+            return {}  # it makes all of a config
+        return {
             "lr": tune.uniform(0.0, 1.0),
             "pace": tune.choice(list(self.paces_s)),
+            "kind": tune.grid_search(["plain"]),
         }
-        return space if self.searcher else {**space, "kind": tune.grid_search(["plain"])}
 
     def tuner(
         self, filesystem: Any, *, resume: Literal["auto", "overwrite"] | None = None
@@ -162,8 +164,8 @@ class Stage:
 
     def raise_if_due(self, trial_id: str, where: str, iteration: int) -> None:
         """Raise what the script says for this place, if it has not been raised yet."""
-        number = int(trial_id.rpartition("_")[2])
         for fault in self.left:
+            number = int(trial_id.rpartition("_")[2])  # the ids of a searcher have none
             if (fault.trial, fault.where, fault.iteration) == (number, where, iteration):
                 self.left.remove(fault)
                 raise fault.error(f"{where} {iteration}")
