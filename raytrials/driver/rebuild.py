@@ -7,6 +7,7 @@ that vanilla Ray began: what the journal has to know of its trials.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -177,6 +178,39 @@ def record_of(trial: Trial) -> TrialRecord:
         unverified=list(account.unverified),
         started_s=metadata.start_time,
         ended_s=metadata.last_result_time if status in Status.FINISHED else None,
+    )
+
+
+def is_ahead(there: TrialRecord, known: TrialRecord) -> bool:
+    """Whether vanilla Ray brought a trial further than the journal knows."""
+    if known.is_finished:
+        return False
+    return there.iteration > known.iteration or (
+        there.iteration == known.iteration and there.is_finished
+    )
+
+
+def taken_over(there: TrialRecord, known: TrialRecord) -> TrialRecord:
+    """Return a trial of the journal as vanilla Ray left it.
+
+    Args:
+        there: what :func:`record_of` gives.
+        known: what the journal knows; what it spent, and what its searcher heard, stays.
+    """
+    next_index = max(there.next_index, known.next_index)
+    failures = max(there.history.failures, known.history.failures)
+    return dataclasses.replace(
+        there,
+        attempt=max(there.attempt, known.attempt, known.reserved),
+        next_index=next_index,
+        first_index=next_index,
+        high_water=max(there.high_water, known.high_water),
+        adopts_from=max(there.adopts_from, known.adopts_from),
+        faults=known.faults,
+        undecided=known.undecided,
+        history=dataclasses.replace(known.history, failures=failures),
+        told_complete=known.told_complete,
+        started_s=there.started_s if known.started_s is None else known.started_s,
     )
 
 

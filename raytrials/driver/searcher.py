@@ -151,6 +151,11 @@ class Generated:
         """Ask for a trial; the searcher is seeded by itself."""
         return self._algorithm.next_trial()
 
+    def count(self, trials: int) -> None:
+        """Have it make no more trials than are missing."""
+        state = self._algorithm.get_state()
+        self._algorithm.set_state({**state, "counter": max(state["counter"], trials)})
+
     def replay_ask(self, event: TrialAdded) -> str:
         """Ask the searcher as the journal says; return what it answers otherwise."""
         try:

@@ -29,6 +29,7 @@ from raytrials.core.event import (
     TrialAdded,
     TrialConfigChanged,
     TrialFinished,
+    TrialImported,
     TrialPaused,
     TrialResumed,
 )
@@ -648,3 +649,32 @@ def test_a_resumed_trial_has_fresh_budgets_and_its_history(anew: bool) -> None:
     assert trial.restored_from == (None if anew else "checkpoint_000000")
     assert trial.own_indices == (set() if anew else {0})
     experiment.refuses(CheckpointDeleted("t", 0), "the last one")
+
+
+def there(**values: Any) -> TrialImported:
+    record = TrialRecord("t", 9, **{"attempt": 1, "iteration": 4, "high_water": 4, **values})
+    return TrialImported("t", record.to_json())
+
+
+def test_a_trial_that_vanilla_ray_took_further_is_as_it_left_it_and_keeps_its_place() -> None:
+    experiment = Experiment(ASSIGNED, STARTED, report(3))
+    experiment.attach()
+    experiment.do(there(status=Status.SUCCEEDED, last_result={"score": 4}, ended_s=5.0))
+    trial = experiment.state.trials["t"]
+    assert (trial.number, trial.status, trial.iteration) == (0, Status.SUCCEEDED, 4)
+    assert trial.last_result == {"score": 4}
+    assert [row.iteration for row in trial.rows or ()] == [3]
+    assert experiment.state.running == set()
+
+
+def test_a_trial_is_not_imported_over_what_is_further() -> None:
+    experiment = Experiment(ASSIGNED, STARTED, report(3))
+    experiment.refuses(there(), "the trial is running")
+    experiment.attach()
+    for behind in ({"attempt": 0}, {"iteration": 2, "high_water": 2}):
+        experiment.refuses(there(**behind), "behind what is known")
+    experiment.do(ASSIGNED, AttemptStarted("t", 2), commit(5, attempt=2))
+    experiment.attach()
+    experiment.refuses(there(attempt=2, next_index=5), "behind what is known")
+    experiment.do(TrialFinished("t", Status.SUCCEEDED))
+    experiment.refuses(there(attempt=2, next_index=6), "the trial is succeeded")
