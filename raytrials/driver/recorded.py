@@ -307,9 +307,14 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         state = self._state_of_vanilla()
         if state is None:
             return {}, []
+        try:
+            left = [record_of(trial) for trial in self._restore_trials(state)]
+        except Exception as error:
+            logger.exception("What vanilla Ray did in between cannot be read.")
+            return {}, [(TRIALS, f"what vanilla Ray did in between cannot be read: {error}")]
         found, others, lost = {}, [], []
-        for trial in sorted(self._restore_trials(state), key=lambda one: one.trial_id):
-            there, here = record_of(trial), known.get(trial.trial_id)
+        for there in sorted(left, key=lambda one: one.trial_id):
+            here = known.get(there.trial_id)
             if here is None:
                 found[there.trial_id] = there
             elif is_ahead(there, here):

@@ -143,6 +143,7 @@ class Reopened:
                 state = json.loads(data)
                 if isinstance(state, dict) and state.get("trial_data"):
                     return state
+            logger.warning("%s is damaged: what it alone tells is not taken over.", name)
         return None
 
     # --- what Ray asks for -----------------------------------------------------------------------
