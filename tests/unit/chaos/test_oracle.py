@@ -650,9 +650,9 @@ def test_an_imported_trial_that_had_ended_is_green(script: Script) -> None:
     assert texts(script) == []
 
 
-def test_an_imported_trial_that_is_imported_twice_is_red(script: Script) -> None:
+def test_a_trial_that_is_imported_over_what_is_further_is_red(script: Script) -> None:
     imported(script, "a", 3)
-    imported(script, "a", 3)
+    imported(script, "a", 2)
     script.save()
     write_results(script, "a", 1, 2, 3)
     assert red(script) == {"I1"}
