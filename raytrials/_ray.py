@@ -173,7 +173,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "persist_artifacts",
     ),
     FilesystemSyncer: ("__init__", "_sync_up_command"),
-    ResultGrid: ("_populate_exception", "_trial_to_result"),
+    ResultGrid: ("__init__", "_populate_exception", "_trial_to_result"),
     TunerInternal: (
         "__init__",
         "__getstate__",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ray import tune
-from ray.tune import ResultGrid, ResumeConfig, RunConfig, Trainable, TuneConfig
+from ray.tune import ResumeConfig, RunConfig, Trainable, TuneConfig
 
 from raytrials import _ray, settings
 from raytrials.core.retry import RetryPolicy
@@ -160,11 +160,12 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         """
         return is_restorable(path, storage_filesystem)
 
-    def fit(self) -> ResultGrid:
+    def fit(self) -> TrialResultGrid:
         """Run the experiment and return its results.
 
         Returns:
-            A `ray.tune.ResultGrid` of :class:`raytrials.driver.result.TrialResult`, in trial order.
+            A `ray.tune.ResultGrid` of :class:`raytrials.driver.result.TrialResult`, in trial order,
+            with `lost`: what of the search is not exact, empty if all is.
 
         Raises:
             As the constructor; an exception from a user's callback, as in Ray.
@@ -176,15 +177,15 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         """
         _refuse_client()
         settings.validate()
-        return TrialResultGrid(_ray.analysis_of(super().fit()))
+        return TrialResultGrid(_ray.analysis_of(super().fit()), self._local_tuner.lost)
 
-    def get_results(self) -> ResultGrid:
+    def get_results(self) -> TrialResultGrid:
         """Return the results of the experiment as it stands, without running it.
 
         Raises:
             ExperimentCorruptError: they cannot be read from any state file of the experiment.
         """
-        return TrialResultGrid(_ray.analysis_of(super().get_results()))
+        return TrialResultGrid(_ray.analysis_of(super().get_results()), self._local_tuner.lost)
 
 
 def _refuse_client() -> None:

@@ -206,7 +206,7 @@ class TrialAdded(TrialEvent):
 
 @dataclass(frozen=True)
 class TrialImported(TrialEvent):
-    """The trial was there before the journal: vanilla Ray ran it.
+    """Vanilla Ray ran the trial: before there was a journal, or further than the journal knows.
 
     Attributes:
         record: what is known of it, as :meth:`raytrials.core.state.TrialRecord.to_json` gives it.

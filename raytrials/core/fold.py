@@ -185,8 +185,7 @@ def _added(state: ExperimentState, record: Record, event: TrialAdded) -> TrialRe
 
 
 def _imported(state: ExperimentState, record: Record, event: TrialImported) -> TrialRecord:
-    if event.trial_id in state.trials:
-        raise illegal(state, record, "there is such a trial already")
+    known = state.trials.get(event.trial_id)
     try:
         trial = TrialRecord.from_json(event.record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -195,5 +194,15 @@ def _imported(state: ExperimentState, record: Record, event: TrialImported) -> T
         raise illegal(state, record, "its record is of another trial, or of a running one")
     trial.number = len(state.trials)
     trial.rows = [] if state.keeps_rows else None
+    if known is not None:
+        if known.is_finished or known.status is Status.RUNNING:
+            raise illegal(state, record, f"the trial is {known.status}")
+        if (
+            trial.attempt < max(known.attempt, known.reserved)
+            or trial.next_index < known.next_index
+            or trial.high_water < known.high_water
+        ):
+            raise illegal(state, record, "its record is behind what is known of it")
+        trial.number, trial.rows, trial.story = known.number, known.rows, known.story
     state.trials[trial.trial_id] = trial
     return trial

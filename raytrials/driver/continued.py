@@ -14,6 +14,7 @@ from ray import exceptions
 
 from raytrials import _ray
 from raytrials.driver.controller import Controller
+from raytrials.driver.recorded import WRITTEN_BY
 from raytrials.driver.reopened import Reopened
 from raytrials.driver.space import is_reference
 from raytrials.driver.trial import FitContext, Trial
@@ -88,6 +89,9 @@ class ContinuedController(Controller):
         trials = super()._restore_trials(experiment_state)
         self._adapt(trials)
         return trials
+
+    def _state_of_vanilla(self) -> dict[str, Any] | None:
+        return self._reopened.state_without(WRITTEN_BY)
 
     def _raise_samples(self) -> None:
         _ray.raise_samples(self._search_alg, self._num_samples)

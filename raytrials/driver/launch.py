@@ -6,7 +6,7 @@ import functools
 import io
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pyarrow.lib
@@ -57,6 +57,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
     ) -> None:
         self._retry_policy = retry_policy
         self._asked: Asked | None = None
+        self._context: FitContext | None = None
         self._reopened: Reopened | None = None
         if kwargs.get("restore_path"):
             if resume == "auto":
@@ -131,13 +132,20 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         return _ray.fit_resume(run)(self, trainable, param_space)
 
     def _run(self, controller: Callable[..., Controller], param_space: dict[str, Any]) -> Any:
-        context = FitContext(
+        self._context = context = FitContext(
             self._retry_policy or RetryPolicy(),
             Checkpoints(),
             charge_decision_s=settings.CHARGE_DECISION_S.get(),
             param_space=param_space,
         )
         return _ray.tune_run(functools.partial(controller, context), _experiment_class(context))
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """What the journal says is not exact: of the fit, or of the experiment as it was found."""
+        if self._context is not None and self._context.chronicle is not None:
+            return self._context.chronicle.state.lost
+        return {} if self._reopened is None else self._reopened.lost
 
     def get_results(self) -> Any:
         """Return the results as Ray does.
@@ -155,7 +163,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Return what `tuner.pkl` holds: nothing that vanilla Ray could not read."""
         state: dict[str, Any] = super().__getstate__()
-        for name in ("_retry_policy", "_asked", "_reopened", "_beginning"):
+        for name in ("_retry_policy", "_asked", "_reopened", "_beginning", "_context"):
             state.pop(name, None)
         return state
 

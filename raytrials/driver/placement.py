@@ -110,7 +110,7 @@ class Placement(_ray.PlacementGroupResourceManager):  # type: ignore[misc]
         if self._is_held_back(resource_request):
             return False
         ready = bool(super().has_resources_ready(resource_request))
-        line = self.line(resource_request)
+        line = self.line(resource_request) if self.avoided else []
         if not any(actor in self.avoided for actor in line):
             self._make_plain(resource_request)
             return ready

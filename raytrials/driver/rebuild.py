@@ -187,6 +187,39 @@ def record_of(trial: Trial) -> TrialRecord:
     )
 
 
+def is_ahead(there: TrialRecord, known: TrialRecord) -> bool:
+    """Whether vanilla Ray brought a trial further than the journal knows."""
+    if known.is_finished:
+        return False
+    return there.iteration > known.iteration or (
+        there.iteration == known.iteration and there.is_finished
+    )
+
+
+def taken_over(there: TrialRecord, known: TrialRecord) -> TrialRecord:
+    """Return a trial of the journal as vanilla Ray left it.
+
+    Args:
+        there: what :func:`record_of` gives.
+        known: what the journal knows; what it spent, and what its searcher heard, stays.
+    """
+    next_index = max(there.next_index, known.next_index)
+    failures = max(there.history.failures, known.history.failures)
+    return dataclasses.replace(
+        there,
+        attempt=max(there.attempt, known.attempt, known.reserved),
+        next_index=next_index,
+        first_index=next_index,
+        high_water=max(there.high_water, known.high_water),
+        adopts_from=max(there.adopts_from, known.adopts_from),
+        faults=known.faults,
+        undecided=known.undecided,
+        history=dataclasses.replace(known.history, failures=failures),
+        told_complete=known.told_complete,
+        started_s=there.started_s if known.started_s is None else known.started_s,
+    )
+
+
 def forget_progress(trial: Trial) -> None:
     """Let a trial begin from the beginning: what it has saved stays, and is not used."""
     _ray.set_checkpoints(trial, [], None)

@@ -7,6 +7,7 @@ before, what a trial waits for, and how it ends. What failures cost is in
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -24,7 +25,11 @@ from raytrials import _ray
 from raytrials.core.event import (
     DriverAttached,
     ExperimentCreated,
+    Record,
+    SearcherTold,
     StateLost,
+    TrialAdded,
+    TrialEvent,
     TrialImported,
     TrialResumed,
 )
@@ -33,7 +38,14 @@ from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
 from raytrials.driver.chronicle import Chronicle
-from raytrials.driver.rebuild import RAY_STATUS, forget_progress, record_of, trial_of
+from raytrials.driver.rebuild import (
+    RAY_STATUS,
+    forget_progress,
+    is_ahead,
+    record_of,
+    taken_over,
+    trial_of,
+)
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
 from raytrials.driver.trial import FitContext, Trial, adopt
@@ -44,11 +56,15 @@ from raytrials.store.segment import Damage
 
 logger = logging.getLogger(__name__)
 
-SEARCHER, STOPPER = "searcher", "stopper"
+SEARCHER, STOPPER, TRIALS = "searcher", "stopper", "trials"
 
 RAY_STATE_S = 60.0
 """How often Ray's own state is written, unless `TUNE_GLOBAL_CHECKPOINT_S` says otherwise."""
 
+
+WRITTEN_BY = "raytrials_session"
+"""In Ray's state: which session of ours wrote it. Vanilla Ray carries it along unread, under a
+session of its own."""
 
 _OURS = (
     "_announcer",
@@ -61,8 +77,29 @@ _OURS = (
     "_resumed_first",
     "_search",
     "_stop_reason",
+    "_stopped",
     "_waiting",
 )
+
+
+def _events_of(
+    found: Mapping[str, TrialRecord], known: Mapping[str, TrialRecord]
+) -> list[TrialEvent]:
+    """Return what is recorded of trials that vanilla Ray brought further, or began.
+
+    The searcher learns of those that it has begun after those that it knows.
+    """
+    events: list[TrialEvent] = []
+    before = set(known)
+    for one, there in sorted(found.items(), key=lambda item: (item[0] not in before, item[0])):
+        if one not in before:
+            events.append(TrialAdded(one, there.config, there.tag, there.resources, there.state))
+        record = dataclasses.replace(there, told_complete=False)
+        events.append(TrialImported(one, record.to_json()))
+        if there.is_finished:
+            failed = there.status is Status.FAILED
+            events.append(SearcherTold(one, "complete", 0 if failed else there.iteration, failed))
+    return events
 
 
 class RecordedController(_ray.TuneController):  # type: ignore[misc]
@@ -76,8 +113,10 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
 
     # Ray's
     _callbacks: Any
+    _checkpoint_manager: Any
     _checkpoint_period: Any
     _search_alg: Any
+    _session_str: str
     _stopper: Any
 
     def __init__(
@@ -90,6 +129,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._resumed_first: set[Trial] = set()
         self._lost: dict[str, str] = {}
         self._stop_reason = ""
+        self._stopped: list[Trial] = []  # since the end of the step before
         if not os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
             kwargs.setdefault("checkpoint_period", RAY_STATE_S)
         super().__init__(**kwargs)
@@ -106,7 +146,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         state: dict[str, Any] = super().__getstate__()
         for name in _OURS:
             state.pop(name, None)
-        return state
+        return {**state, WRITTEN_BY: self._session_str}
 
     def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
         """Set up the callbacks; a new experiment's journal begins here."""
@@ -214,13 +254,17 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         samples = state.num_samples
         self._context.experiment = state.experiment
         lost = self._recall(recovered)
+        meanwhile, untaken = self._left_by_vanilla(state.trials)
+        lost += untaken
         self._raise_samples()
-        trials = self._rebuild(list(state.trials.values()), resume_config)
+        trials = self._rebuild(list({**state.trials, **meanwhile}.values()), resume_config)
         self._adapt(trials)
         if trials:
             _ray.keep_staging_directory(self._storage, trials[0].storage)
         self._chronicle.open()
         self._attach(self._search_alg.total_samples or samples, recovered.damage)
+        for event in _events_of(meanwhile, state.trials):
+            self._chronicle.record(event)
         for part, detail in lost:
             self._note_lost(part, detail)
         self._context.checkpoints.restored(trials)
@@ -263,11 +307,60 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         )
         self._attach(self._search_alg.total_samples, ())
         for trial in self._trials:
-            self._chronicle.record(TrialImported(trial.trial_id, record_of(trial).to_json()))
+            record = record_of(trial)
+            trial.account.attempt = record.attempt
+            self._chronicle.record(TrialImported(trial.trial_id, record.to_json()))
         self._resumed_first = {one for one in self._trials if one.status == Trial.PENDING}
         seed = self._chronicle.state.seed
         self._search = Search(self._search_alg, seed, self._chronicle.record)
         self._chronicle.take_snapshot(self._parts(), at_once=True)
+
+    def _left_by_vanilla(
+        self, known: Mapping[str, TrialRecord]
+    ) -> tuple[dict[str, TrialRecord], list[tuple[str, str]]]:
+        """Look what vanilla Ray did with the experiment after the journal's last driver.
+
+        Args:
+            known: the trials of the journal, which is right about what it knows.
+
+        Returns:
+            Trials that it brought further or began, and what of its doing cannot be taken over.
+        """
+        state = self._state_of_vanilla()
+        if state is None:
+            return {}, []
+        try:
+            left = [record_of(trial) for trial in self._restore_trials(state)]
+        except Exception as error:
+            logger.exception("What vanilla Ray did in between cannot be read.")
+            return {}, [(TRIALS, f"what vanilla Ray did in between cannot be read: {error}")]
+        found, others, lost = {}, [], []
+        for there in sorted(left, key=lambda one: one.trial_id):
+            here = known.get(there.trial_id)
+            if here is None:
+                found[there.trial_id] = there
+            elif is_ahead(there, here):
+                if there.tag == here.tag:
+                    found[there.trial_id] = taken_over(there, here)
+                else:
+                    others.append(there.trial_id)
+        logger.warning("Vanilla Ray went on with the experiment; taken over: %s.", list(found))
+        if others:
+            detail = f"vanilla Ray ran {others} with other configs, and that is not taken over"
+            lost.append((TRIALS, detail))
+        if self._search is not None:
+            events = _events_of(found, known)
+            records = [Record(number, 0, 0.0, event) for number, event in enumerate(events, 1)]
+            wrong = self._search.replay(records, {})
+            new = [one for one in found if one not in known]
+            if wrong or (new and not self._search.is_listed):
+                detail = f"vanilla Ray went on with it, and it learned of {list(found)} afterwards"
+                lost.append((SEARCHER, detail))
+        return found, lost
+
+    def _state_of_vanilla(self) -> dict[str, Any] | None:
+        """Return the newest state of Ray's if vanilla Ray wrote it."""
+        return None
 
     def _recall(self, recovered: Recovered) -> list[tuple[str, str]]:
         """Bring searcher and stopper to where they were; return what did not come back so."""
@@ -390,7 +483,10 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:  # noqa: ARG002, FBT001, FBT002 - Ray's signature
         # Ray's waits in here when nothing runs; the loop comes again by itself.
         trial = self._search.next_trial() if self._search is not None else None
-        if trial:
+        if trial and trial.trial_id in self._chronicle.state.trials:
+            # Vanilla Ray had it suggest this, and it did not learn so.
+            self._note_lost(SEARCHER, f"it suggested {trial.trial_id}, which was there, again")
+        elif trial:
             self.add_trial(trial)
         return bool(trial)
 
@@ -445,13 +541,17 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         super().stop_trial(trial)
 
     def _stop_experiment_if_needed(self) -> None:
-        before = {one for one in self._live_trials if not one.is_finished()}
+        self._stopped.clear()
         super()._stop_experiment_if_needed()
         # After `fail_fast` they are interrupted, not ended: a resume goes on with them.
         if not (self._fail_fast and self._has_errored) and not self._should_stop_experiment:
-            for trial in before:
+            for trial in self._stopped:
                 if trial.status == Trial.TERMINATED:
                     recording.finished(trial, Status.ABORTED, "the whole experiment was stopped")
+
+    def _schedule_trial_stop(self, trial: Trial, exception: Exception | None = None) -> None:
+        super()._schedule_trial_stop(trial, exception=exception)
+        self._stopped.append(trial)
 
     def _get_trial_checkpoints(self) -> dict[str, Any]:
         # Ray's own are in the order of a set.

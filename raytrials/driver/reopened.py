@@ -6,6 +6,8 @@ starts.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,7 +31,7 @@ from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of, resolve
 from raytrials.store.occupant import names_in, occupant_of, whole_states
 from raytrials.store.recovery import HOME, JOURNAL, has_journal, recover
-from raytrials.store.saved import read_saved
+from raytrials.store.saved import is_state_file, read_saved
 from raytrials.store.tunerfile import (
     SPACE,
     TUNER,
@@ -54,6 +56,7 @@ class Reopened:
     Attributes:
         path: on its storage.
         results_error: why there are no results to show, None if nothing is wrong with them.
+        lost: what the journal says is not exact, by part.
 
     Raises:
         NotAnExperimentError: nothing was ever started there.
@@ -68,6 +71,7 @@ class Reopened:
         self._disk = disk_of(self._filesystem)
         self.path = on_it.rstrip("/")
         self.results_error: Exception | None = None
+        self.lost: Mapping[str, str] = {}
         self._retry_s = settings.STORAGE_RETRY_S.get()
         self._described: Mapping[str, Any] | None = None
         self._tuner = self._find()
@@ -89,6 +93,7 @@ class Reopened:
                 raise ExperimentCorruptError(f"{self.path}/{TUNER}", "it is missing")
             recovered = recover(self._disk, home, retry_s=self._retry_s)
             self._described = recovered.state.param_space
+            self.lost = recovered.state.lost
             return found
         if found is None:
             occupant = occupant_of(self._disk, self.path, retry_s=self._retry_s)
@@ -128,6 +133,24 @@ class Reopened:
 
     def _states(self) -> Iterator[tuple[str, str]]:
         return whole_states(self._disk, self.path, retry_s=self._retry_s)
+
+    def state_without(self, mark: str) -> dict[str, Any] | None:
+        """Return the newest state of Ray's that is whole, unless its session wrote a mark into it.
+
+        None also if there is no state. Raises StorageError.
+        """
+        names = names_in(self._disk, self.path, retry_s=self._retry_s)
+        for name in sorted(filter(is_state_file, names), reverse=True):
+            data = read(self._disk, f"{self.path}/{name}", retry_s=self._retry_s)
+            session = name.partition("-")[2].removesuffix(".json")
+            if data is None or f'"{mark}": "{session}"'.encode() in data:
+                return None
+            with contextlib.suppress(ValueError, RecursionError):
+                state = json.loads(data)
+                if isinstance(state, dict) and state.get("trial_data"):
+                    return state
+            logger.warning("%s is damaged: what it alone tells is not taken over.", name)
+        return None
 
     # --- what Ray asks for -----------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ray.tune import Result, ResultGrid
@@ -29,7 +31,25 @@ class TrialResult(Result):  # type: ignore[misc]
 
 
 class TrialResultGrid(ResultGrid):  # type: ignore[misc]
-    """Ray's `ResultGrid` of :class:`TrialResult`."""
+    """Ray's `ResultGrid` of :class:`TrialResult`.
+
+    Args:
+        analysis: Ray's.
+        lost: see :attr:`lost`.
+    """
+
+    def __init__(self, analysis: Any, lost: Mapping[str, str] | None = None) -> None:
+        super().__init__(analysis)
+        self._lost = dict(lost or {})
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """What is not exactly what it was, or would not be after a restore, and why.
+
+        By part: `searcher`, `stopper`, `callbacks`, or `trials` that vanilla Ray ran in between.
+        Empty when everything is exact, and for an experiment that raytrials never ran.
+        """
+        return MappingProxyType(self._lost)
 
     @staticmethod
     def _populate_exception(trial: _ray.Trial) -> Exception | None:

@@ -24,6 +24,7 @@ from raytrials.core.event import (
     ResultReported,
     SearcherTold,
     TrialAdded,
+    TrialImported,
 )
 from raytrials.driver.pickled import dump, load
 from raytrials.driver.searcher import Generated, iteration_in
@@ -73,6 +74,11 @@ class Search:
         if isinstance(self._kind, Whole):
             self._tell(trial_id, "complete", 0, error)
             self._seeding.number += 1
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether what is suggested does not depend on results: grid and random search."""
+        return isinstance(self._kind, Variants)
 
     def dump(self) -> bytes:
         """Return all that :meth:`load` needs, as of now.
@@ -157,6 +163,8 @@ class _Results:
             self._add(event.trial_id, event.iteration, event.metrics)
         elif isinstance(event, AttemptStarted):
             self._add(event.trial_id, event.from_iteration, event.metrics)
+        elif isinstance(event, TrialImported):
+            self._add(event.trial_id, event.record["iteration"], event.record["last_result"])
 
     def _add(self, trial_id: str, iteration: int, metrics: Mapping[str, Any] | None) -> None:
         if metrics:

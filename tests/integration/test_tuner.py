@@ -42,7 +42,7 @@ def test_the_tuner_is_one_of_rays_and_takes_all_that_rays_takes() -> None:
         for key, parameter in rays.items():
             assert ours[key].default == parameter.default, (name, key)
             assert ours[key].kind == parameter.kind, (name, key)
-        assert set(ours) - set(rays) <= {"retry_policy"}
+        assert set(ours) - set(rays) <= {"retry_policy", "resume"}
 
 
 def test_results_are_those_of_vanilla_ray(workspace: Path) -> None:

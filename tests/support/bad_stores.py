@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import random
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -155,6 +156,22 @@ class Flaky(Store):
         if draw < self.share:
             with Path(self.log).open("a") as log:
                 log.write(f"{name}\n")
+            raise TimeoutError(f"writing {path} timed out")
+
+
+class Slow(Store):
+    """Answers late, and lets a share of the writes time out.
+
+    Args: how long an answer takes in seconds, and the share.
+    """
+
+    def __init__(self, delay_s: float, share: float) -> None:
+        super().__init__(delay_s, share)
+        self.delay_s, self.share = delay_s, share
+
+    def before(self, operation: str, path: str) -> None:
+        time.sleep(self.delay_s)
+        if operation == "write" and random.random() < self.share:
             raise TimeoutError(f"writing {path} timed out")
 
 

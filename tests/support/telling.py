@@ -35,7 +35,7 @@ def saving(config: dict[str, Any]) -> None:
     if checkpoint:
         with checkpoint.as_directory() as directory:
             start = read(directory)
-    _note(log, f"from {start}")
+    note(log, f"from {start}")
     for step in range(start + 1, config.get("steps", STEPS) + 1):
         if config.get("hook") is not None:
             config["hook"](step)
@@ -44,7 +44,7 @@ def saving(config: dict[str, Any]) -> None:
             if step == config.get("dies_in") and _is_first(log, "killed"):
                 _die_in_upload(Path(directory))
             tune.report({"count": step}, checkpoint=tune.Checkpoint.from_directory(directory))
-        _note(log, f"saved {step}")
+        note(log, f"saved {step}")
         if step == config.get("holds_at"):
             while not (log.parent / "go").exists():
                 time.sleep(0.02)
@@ -104,10 +104,11 @@ def _die_in_upload(directory: Path) -> None:
 
 def note_pid(log: Path) -> None:
     """Note which process works for a log."""
-    _note(log, f"pid {os.getpid()}")
+    note(log, f"pid {os.getpid()}")
 
 
-def _note(log: Path, line: str) -> None:
+def note(log: Path, line: str) -> None:
+    """Add a line to a log."""
     with log.open("a") as file:
         file.write(f"{line}\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray import tune
@@ -37,6 +38,8 @@ tuner: Tuner = Tuner(
 can: bool = Tuner.can_restore("path")
 restored: Tuner = Tuner.restore("path", train, resume_errored=True, retry_policy=None)
 results: tune.ResultGrid = restored.fit()
+lost: Mapping[str, str] = restored.fit().lost
+lost_before: str | None = restored.get_results().lost.get("searcher")
 whole: bool = verify("path", full=True).ok
 damaged: list[str] = [
     checkpoint.problem

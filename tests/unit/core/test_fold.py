@@ -694,3 +694,32 @@ def test_a_record_with_anything_in_it_is_imported_or_illegal(changes: dict[str, 
         with contextlib.suppress(IllegalEventError):
             apply(state, Record(state.seq + 1, 1, 1.0, event))
     assert ExperimentState.from_json(state.to_json(), list(state.trials.values())) == state
+
+
+def there(**values: Any) -> TrialImported:
+    record = TrialRecord("t", 9, **{"attempt": 1, "iteration": 4, "high_water": 4, **values})
+    return TrialImported("t", record.to_json())
+
+
+def test_a_trial_that_vanilla_ray_took_further_is_as_it_left_it_and_keeps_its_place() -> None:
+    experiment = Experiment(ASSIGNED, STARTED, report(3))
+    experiment.attach()
+    experiment.do(there(status=Status.SUCCEEDED, last_result={"score": 4}, ended_s=5.0))
+    trial = experiment.state.trials["t"]
+    assert (trial.number, trial.status, trial.iteration) == (0, Status.SUCCEEDED, 4)
+    assert trial.last_result == {"score": 4}
+    assert [row.iteration for row in trial.rows or ()] == [3]
+    assert experiment.state.running == set()
+
+
+def test_a_trial_is_not_imported_over_what_is_further() -> None:
+    experiment = Experiment(ASSIGNED, STARTED, report(3))
+    experiment.refuses(there(), "the trial is running")
+    experiment.attach()
+    for behind in ({"attempt": 0}, {"iteration": 2, "high_water": 2}):
+        experiment.refuses(there(**behind), "behind what is known")
+    experiment.do(ASSIGNED, AttemptStarted("t", 2), commit(5, attempt=2))
+    experiment.attach()
+    experiment.refuses(there(attempt=2, next_index=5), "behind what is known")
+    experiment.do(TrialFinished("t", Status.SUCCEEDED))
+    experiment.refuses(there(attempt=2, next_index=6), "the trial is succeeded")
