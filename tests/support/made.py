@@ -121,7 +121,7 @@ def never_run(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Have fits do everything but run; return what they would have run, in order."""
     runs: list[dict[str, Any]] = []
 
-    def launch(self: TunerInternal, controller: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(self: TunerInternal, controller: Callable[..., Any], _: Any) -> Callable[..., Any]:
         def run(**arguments: Any) -> Any:
             runs.append(arguments)
             return SimpleNamespace(trials=[])

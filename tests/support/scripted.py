@@ -24,6 +24,7 @@ from raytrials.chaos import FakeClock, FakeCluster
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.fault import Faulty, Operation, Stopped, fail_when, stop_at
 from raytrials.chaos.happening import Happening
+from raytrials.chaos.oracle import Oracle, Violation
 from raytrials.chaos.plan import Fault, Plan
 from raytrials.core.event import Event
 from raytrials.core.state import ExperimentState
@@ -156,6 +157,12 @@ class Experiment:
     def files(self) -> dict[str, bytes]:
         """Return all that is in the experiment's directory."""
         return {name: self.disk.read(f"{PATH}/{name}") for name in self.disk.list_files(PATH)}
+
+    def violations(self) -> list[Violation]:
+        """What the oracle says of it, and that all trials have to be there and ended."""
+        with mounted(Storage(self.disk)) as filesystem:
+            oracle = Oracle(PATH, storage_filesystem=filesystem, num_samples=self.script.trials)
+            return oracle.violations()
 
     def copy(self, directory: Path) -> Experiment:
         """Return another experiment that is where this one is, on another machine."""
