@@ -19,7 +19,7 @@ EXPERIMENTS: dict[str, tuple[int, dict[str, Any]]] = {
     "Optuna, one kept": (6, {"searcher": "optuna", "num_to_keep": 1}),
     "random search, three kept, slow storage that fails": (
         1,
-        {"samples": 10, "num_to_keep": 3, "steps": 2, "is_bad": True},
+        {"samples": 6, "num_to_keep": 3, "steps": 2, "is_bad": True},
     ),
 }
 
