@@ -13,6 +13,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ray.tune import ResumeConfig
@@ -23,7 +24,7 @@ from raytrials.core.event import FilesMirrored
 from raytrials.core.fault import Cause
 from raytrials.core.state import Row
 from raytrials.core.status import Status
-from raytrials.driver import recording
+from raytrials.driver import errorfile, recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.check import check
@@ -132,10 +133,22 @@ class Controller(RecordedController):
         rows = rows_of(
             self._disk, self._storage.experiment_fs_path, [one.trial_id for one in behind]
         )
+        for trial in self._trials:
+            if trial.status == Trial.ERROR and trial.account.faults and self._lacks_errors(trial):
+                errorfile.restore(trial, trial.account.faults)
         for trial in behind:
             iteration = self._chronicle.trial(trial.trial_id).iteration
             own = rows[trial.trial_id]
             self._history.restore(trial, iteration, functools.partial(iter, own))
+
+    def _lacks_errors(self, trial: Trial) -> bool:
+        if Path(trial.local_path, _ray.EXPR_ERROR_FILE).exists():
+            return False
+        try:
+            return _ray.EXPR_ERROR_FILE not in self._disk.list_names(trial.path)
+        except Exception:
+            logger.warning("Could not list the files of %s.", trial, exc_info=True)
+            return False
 
     # --- every trial is ours ---------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from raytrials import _ray
@@ -40,6 +42,19 @@ def write(trial: _ray.Trial, error: TrialError, charged: ChargedFault, number: i
     except OSError:
         # The ledger has the fault; a full disk must not end the other trials.
         logger.warning("Could not write the error files of trial %s.", trial, exc_info=True)
+
+
+def restore(trial: _ray.Trial, faults: Sequence[ChargedFault]) -> None:
+    """Write `error.txt` again, of a trial whose files went with its driver's disk.
+
+    Args:
+        trial: it has a local directory.
+        faults: its ledger.
+    """
+    counts: Counter[str] = Counter()
+    for charged in faults:
+        counts[charged.fault_class] += 1
+        write(trial, charged.to_error(), charged, counts[charged.fault_class])
 
 
 def _pickled(error: BaseException | None) -> bytes | None:

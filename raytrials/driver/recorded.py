@@ -124,7 +124,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     ) -> None:
         self._context = context
         self._search: Search | None = None
-        self._begins_search = False
+        self._begins_search: list[Record] | None = None
         self._waiting: dict[Trial, Callable[[Trial], None]] = {}
         self._resumed_first: set[Trial] = set()
         self._lost: dict[str, str] = {}
@@ -152,8 +152,8 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         """Set up the callbacks; a new experiment's journal begins here."""
         if not self._chronicle.is_open:
             self._begin(total_num_samples)
-        elif self._begins_search:
-            self._begin_search(experiments)
+        elif self._begins_search is not None:
+            self._begin_search(experiments, self._begins_search)
         super().setup_experiments(experiments, total_num_samples)
 
     def _begin(self, total_num_samples: int) -> None:
@@ -274,19 +274,18 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             self.add_trial(trial)
         self._resumed_first = {one for one in trials if one.status == Trial.PENDING}
         self._restore_callbacks()
-        if not self._begins_search:
+        if self._begins_search is None:
             self._tell_of_ends(trials)
             self._chronicle.take_snapshot(self._parts(), at_once=True)
 
-    def _begin_search(self, experiments: list[Any]) -> None:
+    def _begin_search(self, experiments: list[Any], records: list[Record]) -> None:
         """Begin a search anew whose state is gone, and take it through all that was done.
 
         It comes to the same, unless it depends on more than its own state and seeds.
         """
-        self._begins_search = False
+        self._begins_search = None
         self._search_alg.add_configurations(experiments)
         self._search = Search(self._search_alg, self._chronicle.state.seed, self._chronicle.record)
-        records = self._chronicle.records()
         diverged = self._search.replay(records, {})
         for trial_id, detail in diverged[:1]:
             self._note_lost(SEARCHER, f"{trial_id}: {detail}")
@@ -375,10 +374,11 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             except Exception as error:
                 logger.exception("The searcher did not come back.")
                 lost.append((SEARCHER, f"it did not come back: {error}"))
-                self._begins_search = True
+                self._begins_search = self._chronicle.records()
         else:
             logger.warning("No snapshot holds the searcher: it is taken through all events.")
-            self._begins_search = True
+            # Read now: what is damaged must be known before anything is written.
+            self._begins_search = self._chronicle.records()
         if STOPPER in recovered.parts:
             try:
                 self._stopper = _ray.cloudpickle.loads(recovered.parts[STOPPER])

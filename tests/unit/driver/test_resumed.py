@@ -24,6 +24,7 @@ from raytrials.chaos.disk import FakeLocal
 from raytrials.chaos.plan import Action, At, Fault
 from raytrials.core.event import RunnerAssigned, StateLost, TrialAdded
 from raytrials.core.status import Status
+from raytrials.store.recovery import recover
 
 SCRIPT = Script(trials=4, steps=4, nodes={"a": 1, "b": 1}, paces_s=(2.0, 3.0))
 FAILING = replace(SCRIPT, raises=[Raise(0, "step", 3)])
@@ -411,3 +412,22 @@ def test_an_errored_trial_goes_on_whose_history_cannot_be_read(
     outcome = experiment.restore(resume_errored=True)
     assert statuses(outcome) == [("TERMINATED", 4)] * 4
     assert "cannot be read" in caplog.text
+
+
+def test_error_files_that_went_with_the_drivers_disk_are_written_again(tmp_path: Path) -> None:
+    script = Script(trials=2, steps=3, paces_s=(5.0, 7.0), raises=[Raise(0, "step", 2)])
+    operations = Experiment(script, FakeLocal(), tmp_path / "whole").resume().operations
+    for number in range(len(operations), 0, -5):
+        disk = FakeLocal()
+        experiment = Experiment(script, disk, tmp_path / str(number))
+        experiment.resume(stop_at=number)
+        experiment.die(machine=True)
+        state = recover(disk, "/storage/fit/.raytrials").state
+        failed = [one for one in state.trials.values() if one.status is Status.FAILED]
+        if failed and "error.txt" not in disk.list_names("/storage/fit/fake_00000"):
+            experiment.resume()
+            text = disk.read("/storage/fit/fake_00000/error.txt").decode()
+            assert "Training failure # 1" in text
+            assert "ValueError" in text
+            return
+    pytest.fail("no driver died after the failure and before its upload")
