@@ -15,11 +15,13 @@ CODE = {page: "\n".join(BLOCK.findall(page.read_text())) for page in PAGES}
 WITH_CODE = [page for page in PAGES if CODE[page]]
 
 RUN = """
+import os
 import sys
 from pathlib import Path
 from support.session import local_ray
 
 code = Path(sys.argv[1])
+os.chdir(code.parent)
 with local_ray():
     exec(compile(code.read_text(), code.name, "exec"), {"__name__": "__main__"})
 """
