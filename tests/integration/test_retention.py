@@ -149,6 +149,7 @@ from support.saving import TRAINABLES, config
 from support.session import local_ray
 
 directory, kind = Path(sys.argv[1]), sys.argv[2]
+os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "0"  # or Ray's state names no checkpoint for a minute
 
 class Dies(tune.Callback):
     saves = 0
@@ -184,7 +185,8 @@ def test_what_the_saved_state_names_is_there_when_the_driver_dies(
     named = tuner.get_results()[0].checkpoint
     assert inspect(LocalDisk(), named.path, full=True).verdict is Verdict.VERIFIED
     (trial,) = experiment.glob("[!.]*/")
-    assert len(checkpoints_in(trial)) <= 3  # the state's, the newest, and one not yet deleted
+    # The state's, the newest, one not yet deleted, and one whose deletion is not durable yet.
+    assert len(checkpoints_in(trial)) <= 4
     (workspace / "log").unlink()
     tuner._local_tuner._run_config.callbacks = None
     result = tuner.fit()[0]
