@@ -39,6 +39,9 @@ from raytrials.store.snapshot import Snapshot, SnapshotName
 
 logger = logging.getLogger(__name__)
 
+_LASTING = {"forbidden", "refused"}
+"""Kinds of storage errors that time does not mend. A full disk may be emptied."""
+
 _LEVELS = 2
 """How many directories above an experiment's may be as new as it is."""
 
@@ -81,6 +84,7 @@ class Chronicle:
         self._snapshot_s = 0.0
         self._snapshot_cost_s = 0.0
         self._is_writing = False
+        self._has_given_up = False
 
     # --- beginning and end -----------------------------------------------------------------------
 
@@ -167,6 +171,11 @@ class Chronicle:
         journal, self._journal = self._journal, None
         if journal is None:
             return True
+        if self._has_given_up and self._pump is not None:
+            self._pump.abandon()
+            if self._writer is not None:
+                self._writer.shutdown(wait=False, cancel_futures=True)
+            return False
         journal.append(DriverDetached(reason))
         if self._pump is None:
             journal.sync()
@@ -213,6 +222,8 @@ class Chronicle:
         """Wait until everything recorded is durable; return whether it is."""
         if self._journal is None:
             return True
+        if self._has_given_up:
+            return False
         if self._pump is None:
             self._journal.sync()
             return True
@@ -228,6 +239,10 @@ class Chronicle:
 
         Args:
             parts: gives what belongs into a snapshot beside the state.
+
+        Raises:
+            StorageError: something waits, and the storage does not take the journal any more for a
+                reason that does not pass. What can pass is waited for.
         """
         journal = self._journal
         if journal is None:
@@ -235,12 +250,21 @@ class Chronicle:
         if self._pump is None:
             self._sync_if_due(journal)
         journal.tick()
+        self._give_up_if_refused(journal)
         if not self._is_writing and snapshots.is_due(
             journal.seq - self._snapshot_seq,
             self._clock.monotonic() - self._snapshot_s,
             self._snapshot_cost_s,
         ):
             self.take_snapshot(parts())
+
+    def _give_up_if_refused(self, journal: Journal) -> None:
+        error = self._pump.error if self._pump is not None else None
+        if error is None or error.kind not in _LASTING or not journal.is_urgent:
+            return
+        if journal.lag_s > settings.STORAGE_RETRY_S.get():
+            self._has_given_up = True
+            raise error
 
     def _sync_if_due(self, journal: Journal) -> None:
         """Do what the thread does where there is none."""

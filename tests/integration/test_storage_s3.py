@@ -19,6 +19,7 @@ from support.telling import lines, saved, saving, starts
 
 from raytrials import Cause, RetryPolicy, Tuner, refreshing_filesystem
 from raytrials.core.fault import Charge
+from raytrials.errors import StorageError
 from raytrials.store.checkpoint import Verdict
 from raytrials.store.location import disk_at, disk_of
 
@@ -153,13 +154,13 @@ def rotate_in(step: int, key_file: Path) -> Any:
     return hook
 
 
-class Ended(tune.Callback):
-    """Sees the ledger of a trial that ends with an error."""
+class Recovered(tune.Callback):
+    """Sees the ledger of a trial that is tried again."""
 
     def __init__(self) -> None:
         self.faults: list[Any] = []
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.faults = trial.account.faults
 
 
@@ -209,13 +210,14 @@ def test_expired_credentials_are_the_storages_fault(
     s3: int, gated: tuple[int, Path], workspace: Path
 ) -> None:
     port, key_file = gated
-    ended, path = Ended(), f"{BUCKET}/expired"
-    # The storage being closed to it, Ray cannot read the results in the end.
-    with pytest.raises(OSError, match="ExpiredToken"):
-        fit_behind(gated, workspace, filesystem(port, "first"), "expired", callbacks=[ended])
-    assert [fault.cause for fault in ended.faults] == [Cause.STORAGE] * 2
-    assert [fault.charge for fault in ended.faults] == [Charge.INFRASTRUCTURE, Charge.FAILURE]
-    assert all("Storage forbidden: " in fault.detail for fault in ended.faults)
+    recovered, path = Recovered(), f"{BUCKET}/expired"
+    # Nothing more is started without the journal, and no waiting opens it again.
+    with pytest.raises(StorageError, match="ExpiredToken") as raised:
+        fit_behind(gated, workspace, filesystem(port, "first"), "expired", callbacks=[recovered])
+    assert raised.value.kind == "forbidden"
+    assert [fault.cause for fault in recovered.faults] == [Cause.STORAGE]
+    assert [fault.charge for fault in recovered.faults] == [Charge.INFRASTRUCTURE]
+    assert all("Storage forbidden: " in fault.detail for fault in recovered.faults)
     assert verified(path, filesystem(s3)) == [1, 2]
     store = filesystem(port, key_file.read_text())
     (result,) = Tuner.restore(path, saving, True, True, storage_filesystem=store).fit()
