@@ -72,9 +72,11 @@ def space(**more: Any) -> dict[str, Any]:
     }
 
 
-def begin(workspace: Path, param_space: dict[str, Any], **kwargs: Any) -> str:
+def begin(
+    workspace: Path, param_space: dict[str, Any], kind: type[tune.Tuner] = Tuner, **kwargs: Any
+) -> str:
     """Begin an experiment whose driver ends in its second trial; return its path."""
-    tuner = Tuner(
+    tuner = kind(
         train,
         param_space=param_space,
         tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True, **kwargs),
@@ -84,8 +86,9 @@ def begin(workspace: Path, param_space: dict[str, Any], **kwargs: Any) -> str:
     )
     with pytest.raises(tune.TuneError, match="the driver ends"):
         tuner.fit()
-    with pytest.raises(ExperimentExistsError):
-        tuner.fit()
+    if kind is Tuner:
+        with pytest.raises(ExperimentExistsError):
+            tuner.fit()
     return str(workspace / "fit")
 
 
@@ -166,9 +169,16 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+def test_a_damaged_state_of_rays_does_not_matter_beside_a_journal(workspace: Path) -> None:
+    path = begin(workspace, space())
+    for state in Path(path).glob("experiment_state-*.json"):
+        state.write_bytes(DAMAGE["torn"](state.read_bytes()))
+    assert len(go_on(Tuner.restore(path, train))) == 3
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_state_is_an_error_and_never_a_fresh_start(workspace: Path, damage: str) -> None:
-    path = begin(workspace, space())
+    path = begin(workspace, space(), kind=tune.Tuner)
     tuner = Tuner.restore(path, train)
     (state,) = Path(path).glob("experiment_state-*.json")
     whole = state.read_bytes()
@@ -181,4 +191,5 @@ def test_a_damaged_state_is_an_error_and_never_a_fresh_start(workspace: Path, da
     if damage != "not to be resumed":
         newer.write_bytes(state.read_bytes())
         state.write_bytes(whole)
-        assert len(go_on(Tuner.restore(path, train))) == 3
+        again = Tuner.restore(path, train, param_space=space())
+        assert len(go_on(again)) == 3
