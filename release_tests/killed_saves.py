@@ -106,7 +106,7 @@ class Killer(threading.Thread):
             time.sleep(0.0005)
 
     def _trial(self) -> Path | None:
-        return next(self.directory.glob("storage/fit/*/"), None)
+        return next(self.directory.glob("storage/fit/[!.]*/"), None)
 
     def _staged_bytes(self) -> int:
         trial = self._trial()
