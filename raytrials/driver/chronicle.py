@@ -229,6 +229,12 @@ class Chronicle:
             return True
         return self._journal.wait_durable(CLOSE_S)
 
+    def require_durable(self) -> None:
+        """Wait until everything recorded is durable. Raises StorageError if it is not then."""
+        if not self.settle():
+            detail = f"it did not take the journal in {CLOSE_S:.0f} s"
+            raise StorageError("writing", self._home, "unavailable", detail)
+
     @property
     def is_awaited(self) -> bool:
         """Whether something waits for an event that is not durable."""
@@ -260,7 +266,9 @@ class Chronicle:
 
     def _give_up_if_refused(self, journal: Journal) -> None:
         error = self._pump.error if self._pump is not None else None
-        if error is None or error.kind not in _LASTING or not journal.is_urgent:
+        if self._has_given_up or error is None:
+            return
+        if error.kind not in _LASTING or not journal.is_urgent:
             return
         if journal.lag_s > settings.STORAGE_RETRY_S.get():
             self._has_given_up = True
@@ -292,9 +300,7 @@ class Chronicle:
         self._snapshot_seq = journal.seq
         self._snapshot_s = self._clock.monotonic()
         if at_once:
-            if not self.settle():
-                detail = f"it did not take the journal in {CLOSE_S:.0f} s"
-                raise StorageError("writing", self._home, "unavailable", detail)
+            self.require_durable()
             self._write(name, data)
             return
         self._is_writing = True

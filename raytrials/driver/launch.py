@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import pyarrow.lib
@@ -111,7 +112,8 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         except StorageError as error:
             raise _unwritable(self._run_config.storage_path, error) from error
         run = self._run(Controller, describe(param_space))
-        return _ray.fit_internal(run)(self, trainable, param_space)
+        with self._ending_the_chronicle():
+            return _ray.fit_internal(run)(self, trainable, param_space)
 
     def _fit_resume(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
         reopened = cast("Reopened", self._reopened)
@@ -129,7 +131,19 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         run = functools.partial(
             self._run(controller, describe(param_space)), num_samples=num_samples
         )
-        return _ray.fit_resume(run)(self, trainable, param_space)
+        with self._ending_the_chronicle():
+            return _ray.fit_resume(run)(self, trainable, param_space)
+
+    @contextlib.contextmanager
+    def _ending_the_chronicle(self) -> Iterator[None]:
+        """End the journal also when an exception ends the fit: Ray cleans up after none."""
+        try:
+            yield
+        except BaseException as error:
+            context = cast("FitContext", self._context)
+            if context.chronicle is not None:
+                context.chronicle.close(f"{type(error).__name__}: {error}")
+            raise
 
     def _run(self, controller: Callable[..., Controller], param_space: dict[str, Any]) -> Any:
         self._context = context = FitContext(

@@ -17,7 +17,7 @@ from raytrials import _ray
 from raytrials.core.state import CheckpointRecord, Row, TrialRecord
 from raytrials.core.status import Status
 from raytrials.driver.account import Account, account_of, iteration_of
-from raytrials.driver.recording import CONFIG
+from raytrials.driver.recording import CONFIG, without_config
 from raytrials.driver.trial import FitContext, Trial, adopt
 from raytrials.store.manifest import checkpoint_name, index_of
 
@@ -146,13 +146,13 @@ def record_of(trial: Trial) -> TrialRecord:
     """Return what the journal has to know of a trial that was there before it."""
     account = account_of(trial)
     metadata = trial.run_metadata
-    last_result = {name: one for name, one in metadata.last_result.items() if name != CONFIG}
+    last_result = without_config(metadata.last_result)
     checkpoints = {}
     for result in _ray.registered_checkpoints(trial):
         home, _, name = result.checkpoint.path.rpartition("/")
         index = index_of(name)
         if index is not None and home == trial.storage.trial_fs_path:
-            metrics = {key: one for key, one in result.metrics.items() if key != CONFIG}
+            metrics = without_config(result.metrics)
             checkpoints[index] = CheckpointRecord(
                 max(account.attempt, 1), index, iteration_of(metrics), metrics
             )

@@ -49,7 +49,7 @@ from raytrials.driver.rebuild import (
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
 from raytrials.driver.trial import FitContext, Trial, adopt
-from raytrials.errors import ExperimentExistsError, StorageError, UnpicklableStateError
+from raytrials.errors import ExperimentExistsError, UnpicklableStateError
 from raytrials.store.location import disk_of
 from raytrials.store.recovery import Recovered
 from raytrials.store.segment import Damage
@@ -73,10 +73,8 @@ _OURS = (
     "_context",
     "_disk",
     "_lost",
-    "_resume_config",
     "_resumed_first",
     "_search",
-    "_stop_reason",
     "_stopped",
     "_waiting",
 )
@@ -107,7 +105,6 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
 
     Args:
         context: what all trials of this `fit()` share.
-        resume_config: what is to be resumed, None for a new experiment.
         **kwargs: as Ray's.
     """
 
@@ -119,16 +116,13 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     _session_str: str
     _stopper: Any
 
-    def __init__(
-        self, context: FitContext, resume_config: ResumeConfig | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, context: FitContext, **kwargs: Any) -> None:
         self._context = context
         self._search: Search | None = None
         self._begins_search: list[Record] | None = None
         self._waiting: dict[Trial, Callable[[Trial], None]] = {}
         self._resumed_first: set[Trial] = set()
         self._lost: dict[str, str] = {}
-        self._stop_reason = ""
         self._stopped: list[Trial] = []  # since the end of the step before
         if not os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
             kwargs.setdefault("checkpoint_period", RAY_STATE_S)
@@ -139,7 +133,6 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         )
         self._announcer = Announcer(self._callbacks, self._chronicle)
         self._callbacks = self._announcer
-        self._resume_config = resume_config
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what Ray saves of a controller: nothing of ours."""
@@ -161,11 +154,23 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         if self._chronicle.has_events():
             raise ExperimentExistsError(self._storage.experiment_fs_path, "a journal")
         self._context.experiment = self._context.experiment or uuid.uuid4().hex
-        # From the user's own source of randomness: what they seeded decides here too.
-        seed = int(np.random.randint(0, 2**31 - 1))  # noqa: NPY002 - the global one is meant
-        self._search = Search(self._search_alg, seed, self._chronicle.record)
+        search = self._search = self._new_search()
         # Before the first event: whoever finds a journal finds the searcher that it began with.
         self._chronicle.write_first(self._parts())
+        self._create(search.seed, total_num_samples)
+        for part, detail in self._lost.items():
+            self._chronicle.record(StateLost(part, detail))
+        # Before Ray's own state can be: with that alone the experiment would not be continued
+        # from the journal.
+        self._chronicle.require_durable()
+
+    def _new_search(self) -> Search:
+        # From the user's own source of randomness: what they seeded decides here too.
+        seed = int(np.random.randint(0, 2**31 - 1))  # noqa: NPY002 - the global one is meant
+        return Search(self._search_alg, seed, self._chronicle.record)
+
+    def _create(self, seed: int, total_num_samples: int | None) -> None:
+        """Open the journal and record that there is an experiment."""
         self._chronicle.open()
         self._chronicle.record(
             ExperimentCreated(
@@ -176,17 +181,6 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             )
         )
         self._attach(total_num_samples, ())
-        for part, detail in self._lost.items():
-            self._chronicle.record(StateLost(part, detail))
-        # Before Ray's own state can be: with that alone the experiment would not be continued
-        # from the journal.
-        self._settle_at_once()
-
-    def _settle_at_once(self) -> None:
-        if not self._chronicle.settle():
-            path = self._storage.experiment_fs_path
-            detail = "it did not take the first events of the journal"
-            raise StorageError("writing", path, "unavailable", detail)
 
     def _attach(self, total_num_samples: int | None, damage: tuple[Damage, ...]) -> None:
         samples = total_num_samples if total_num_samples and total_num_samples > 0 else None
@@ -295,23 +289,13 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def _import(self, resume_config: ResumeConfig) -> None:
         """Go on with an experiment that was begun without a journal."""
         self.resume(resume_config)
-        self._chronicle.open()
-        self._chronicle.record(
-            ExperimentCreated(
-                self._context.experiment,
-                self._storage.experiment_dir_name,
-                int(np.random.randint(0, 2**31 - 1)),  # noqa: NPY002 - as in `_begin`
-                self._context.param_space,
-            )
-        )
-        self._attach(self._search_alg.total_samples, ())
+        self._search = self._new_search()
+        self._create(self._search.seed, self._search_alg.total_samples)
         for trial in self._trials:
             record = record_of(trial)
             trial.account.attempt = record.attempt
             self._chronicle.record(TrialImported(trial.trial_id, record.to_json()))
         self._resumed_first = {one for one in self._trials if one.status == Trial.PENDING}
-        seed = self._chronicle.state.seed
-        self._search = Search(self._search_alg, seed, self._chronicle.record)
         self._chronicle.take_snapshot(self._parts(), at_once=True)
 
     def _left_by_vanilla(

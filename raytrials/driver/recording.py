@@ -6,6 +6,7 @@ during the clean-up after a fit, they do nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from raytrials import _ray
@@ -52,6 +53,11 @@ def known(trial: Trial) -> TrialRecord | None:
 def _record(trial: Trial, event: Event) -> int:
     chronicle = trial.context.chronicle
     return 0 if chronicle is None else chronicle.record(event)
+
+
+def without_config(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result without its own copy of the trial's config."""
+    return {name: value for name, value in result.items() if name != CONFIG}
 
 
 def _is_kept(trial: Trial) -> bool:
@@ -123,8 +129,7 @@ def started(trial: Trial, saved: Any) -> None:
     if not _is_kept(trial):
         return
     actor_id = _ray.actor_id_of(trial.temporary_state.ray_actor)
-    metrics = {} if saved is None else {**saved.metrics}
-    metrics.pop(CONFIG, None)
+    metrics = {} if saved is None else without_config(saved.metrics)
     _record(
         trial,
         AttemptStarted(
@@ -150,8 +155,8 @@ def restored(trial: Trial) -> None:
 def reported(trial: Trial, result: dict[str, Any]) -> None:
     """A report arrived."""
     if _is_kept(trial):
-        metrics = {name: value for name, value in result.items() if name != CONFIG}
         attempt = trial.takes_over or trial.account.attempt
+        metrics = without_config(result)
         event = ResultReported(trial.trial_id, attempt, iteration_of(result), metrics)
         _record(trial, event)
 
@@ -167,7 +172,7 @@ def committed(trial: Trial, index: int, result: Any) -> None:
     record = known(trial)
     if record is None or not _is_kept(trial) or index in record.checkpoints:
         return
-    metrics = {name: value for name, value in result.metrics.items() if name != CONFIG}
+    metrics = without_config(result.metrics)
     iteration = iteration_of(metrics)
     same = iteration == record.iteration and record.last_result
     attempt = trial.takes_over or trial.account.attempt

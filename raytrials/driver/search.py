@@ -50,6 +50,7 @@ class Search:
 
     def __init__(self, algorithm: Any, seed: int, record: Callable[[Event], object]) -> None:
         self._record = record
+        self.seed = seed
         self._seeding = Seeding("search", seed)
         self._kind: Generated | Whole
         if isinstance(algorithm, SearchGenerator):

@@ -111,6 +111,7 @@ def test_an_exception_of_a_users_callback_ends_the_fit_and_restore_goes_on(
             param_space=space(workspace, ["none"]),
             run_config=run_config(workspace, Counting, callbacks=[Watching(stop)]),
         ).fit()
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("raytrials")]
     path = str(workspace / "storage" / "fit")
     assert Tuner.can_restore(path)
     stop.unlink()
