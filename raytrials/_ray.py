@@ -17,6 +17,7 @@ import csv
 import functools
 import json
 import re
+import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -257,14 +258,23 @@ def rebind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
 
 
 def tune_run(
-    controller: Callable[..., TuneController], experiment: type[Experiment]
+    controller: Callable[..., TuneController],
+    experiment: type[Experiment],
+    catch_signals: Callable[[], threading.Event],
 ) -> Callable[..., Any]:
     """Return `ray.tune.run` with our controller and experiment in place of Ray's.
 
     `run` asks `isinstance(x, Experiment)`, so the experiment has to be a class. The copy also names
-    itself as `run`, so that no path inside leads back to the original.
+    itself as `run`, so that no path inside leads back to the original. `run` calls `catch_signals`
+    when it has started Ray, and ends its loop when the event is set.
     """
-    copy = rebind(_tune_run, TuneController=controller, Experiment=experiment, run=_tune_run)
+    copy = rebind(
+        _tune_run,
+        TuneController=controller,
+        Experiment=experiment,
+        _setup_signal_catching=catch_signals,
+        run=_tune_run,
+    )
     copy.__globals__["run"] = copy
     return copy
 

@@ -179,6 +179,15 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         settings.validate()
         return TrialResultGrid(_ray.analysis_of(super().fit()), self._local_tuner.lost)
 
+    def stop(self) -> None:
+        """Stop the fit that runs in another thread, or the next one if none runs.
+
+        It starts no trial any more, asks running class trainables for a last checkpoint and gives
+        them `RAYTRIALS_GRACE_S` for it; then `fit()` returns what there is. The experiment goes on
+        with `Tuner.restore` or `resume="auto"`. Returns at once, from any thread.
+        """
+        self._local_tuner.stop()
+
     def get_results(self) -> TrialResultGrid:
         """Return the results of the experiment as it stands, without running it.
 

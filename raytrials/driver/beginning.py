@@ -17,10 +17,12 @@ from raytrials.driver import space
 from raytrials.driver.storage import TrialStorage
 from raytrials.errors import ExperimentExistsError
 from raytrials.store.disk import Disk
+from raytrials.store.fence import FencedDisk
 from raytrials.store.location import disk_of, resolve
 from raytrials.store.occupant import names_in, occupant_of, remove
 from raytrials.store.recovery import HOME
 from raytrials.store.retrying import retry
+from raytrials.store.tenure import Lease
 from raytrials.store.tunerfile import SPACE, TUNER, encode, write, write_tuner_file
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class Beginning:
 
     Attributes:
         path: of the experiment, on its storage; "" before Ray has resolved it.
+        disk: where that is.
     """
 
     def __init__(self, run_config: Any, *, overwrite: bool) -> None:
@@ -46,7 +49,7 @@ class Beginning:
         self._run_config = run_config
         self._overwrite = overwrite
         self._retry_s = settings.STORAGE_RETRY_S.get()
-        self._disk: Disk
+        self.disk: Disk
         self._occupied = False
         self._data = b""
 
@@ -73,7 +76,7 @@ class Beginning:
             ExperimentExistsError: there is one, and it is to stay; nothing was written.
         """
         filesystem, root = _ray.filesystem_and_path(storage_path, storage_filesystem)
-        self._disk = disk_of(filesystem)
+        self.disk = disk_of(filesystem)
         self.path = posixpath.join(root, experiment_dir_name)
         self._occupied = self._look()
         if not self._occupied:
@@ -116,29 +119,33 @@ class Beginning:
             StorageError: the storage failed for good.
         """
         if not self._occupied:
-            write(self._disk, f"{self.path}/{TUNER}", self._data, retry_s=self._retry_s)
+            write(self.disk, f"{self.path}/{TUNER}", self._data, retry_s=self._retry_s)
 
-    def start(self, param_space: dict[str, Any] | None) -> None:
+    def require_free(self) -> None:
+        """Do nothing if an experiment may be started. Raises ExperimentExistsError if not."""
+        self._look()
+
+    def start(self, param_space: dict[str, Any] | None, lease: Lease) -> None:
         """Make way for the new experiment, and write what it will be restored with.
 
         Args:
             param_space: of the tuner.
+            lease: of the experiment.
 
         Raises:
             ExperimentExistsError: another was started here meanwhile, or by this tuner.
-            ExperimentLockedError: the one to be removed has a driver that is alive.
             StorageError: the storage failed for good.
         """
         if self._look():
-            remove(self._disk, self.path, retry_s=self._retry_s)
+            remove(FencedDisk(self.disk, lease.check), self.path, retry_s=self._retry_s)
             logger.warning("The experiment that was at %s is removed.", self.path)
             self._occupied = False
-        write_tuner_file(self._disk, self.path, self._data, retry_s=self._retry_s)
+        write_tuner_file(self.disk, self.path, self._data, retry_s=self._retry_s)
         self._keep_space(param_space)
 
     def _look(self) -> bool:
         """Whether there is an experiment. Raises ExperimentExistsError if it is to stay."""
-        found = occupant_of(self._disk, self.path, retry_s=self._retry_s)
+        found = occupant_of(self.disk, self.path, retry_s=self._retry_s)
         if found and not self._overwrite:
             raise ExperimentExistsError(self.path, found)
         return bool(found)
@@ -157,11 +164,11 @@ class Beginning:
                     "The param_space cannot be saved: a restore has to be given it.", exc_info=True
                 )
         if data is not None:
-            write(self._disk, path, encode(data), retry_s=self._retry_s)
+            write(self.disk, path, encode(data), retry_s=self._retry_s)
         else:
             # Of one that was begun here before, and had come to nothing yet.
-            delete = functools.partial(self._disk.delete_file, path)
-            retry(self._disk, "deleting", path, delete, limit_s=self._retry_s)
+            delete = functools.partial(self.disk.delete_file, path)
+            retry(self.disk, "deleting", path, delete, limit_s=self._retry_s)
 
 
 def experiment_at(storage_path: str, name: str) -> str:

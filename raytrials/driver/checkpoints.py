@@ -100,7 +100,9 @@ class Checkpoints:
         account.ended_cleanly = False
         account.next_index = trial.first_index = first
         storage.current_checkpoint_index = first - 1
-        storage.attempt = Attempt(account.experiment, trial.trial_id, account.attempt)
+        storage.attempt = Attempt(
+            account.experiment, trial.trial_id, account.attempt, trial.context.epoch
+        )
 
     def _highest_index(self, trial: Trial) -> int:
         try:

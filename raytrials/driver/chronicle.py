@@ -18,10 +18,11 @@ from raytrials import settings
 from raytrials.core.event import DriverDetached, Event, Record
 from raytrials.core.fold import apply
 from raytrials.core.state import ExperimentState, TrialRecord
-from raytrials.errors import StorageError
+from raytrials.errors import LeaseExpiredError, LeaseLostError, StorageError
 from raytrials.store import snapshot as snapshots
 from raytrials.store.clock import Clock, SystemClock
 from raytrials.store.disk import Disk
+from raytrials.store.fence import FencedDisk
 from raytrials.store.journal import Journal, open_journal
 from raytrials.store.merging import merge
 from raytrials.store.pump import Pump
@@ -31,11 +32,11 @@ from raytrials.store.recovery import (
     SNAPSHOTS,
     Recovered,
     has_journal,
-    highest_epoch,
     recover,
 )
 from raytrials.store.segment import Reading
 from raytrials.store.snapshot import Snapshot, SnapshotName
+from raytrials.store.tenure import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Chronicle:
     Args:
         disk: where the experiment is.
         experiment_path: its directory there.
+        lease: of this driver. Nothing is written when it is not valid.
         clock: gives events their time.
         in_background: whether a thread makes events durable. Without one :meth:`tick` does, which
             makes every operation on the disk happen at a moment that a test can choose.
@@ -67,12 +69,14 @@ class Chronicle:
         self,
         disk: Disk,
         experiment_path: str,
+        lease: Lease,
         *,
         clock: Clock | None = None,
         in_background: bool = True,
     ) -> None:
         self.state = ExperimentState()
-        self._disk = disk
+        self._disk = FencedDisk(disk, lease.check)
+        self._lease = lease
         self._home = f"{experiment_path}/{HOME}"
         self._clock = clock or SystemClock()
         self._in_background = in_background
@@ -80,6 +84,7 @@ class Chronicle:
         self._pump: Pump | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._interval_s = 0.0
+        self._durable_seq = 0
         self._snapshot_seq = 0
         self._snapshot_s = 0.0
         self._snapshot_cost_s = 0.0
@@ -124,18 +129,17 @@ class Chronicle:
 
     def open(self) -> None:
         """Begin to write. Raises StorageError."""
-        retry_s = settings.STORAGE_RETRY_S.get()
         self._secure_directories()
-        epoch = max(self.state.epoch, highest_epoch(self._disk, self._home, retry_s=retry_s)) + 1
         self._journal = open_journal(
             self._disk,
             f"{self._home}/{JOURNAL}",
-            epoch=epoch,
+            epoch=self._lease.epoch,
             seq=self.state.seq,
             clock=self._clock,
             accept=functools.partial(apply, self.state),
+            may_write=self._lease.is_valid,
         )
-        self._snapshot_seq = self.state.seq
+        self._durable_seq = self._snapshot_seq = self.state.seq
         self._snapshot_s = self._clock.monotonic()
         interval = settings.FSYNC_S if self._disk.has_rename else settings.FLUSH_S
         self._interval_s = interval.get()
@@ -159,11 +163,12 @@ class Chronicle:
         """Whether events are taken."""
         return self._journal is not None
 
-    def close(self, reason: str) -> bool:
+    def close(self, reason: str, timeout_s: float = CLOSE_S) -> bool:
         """Record that the driver goes, make all durable, and end.
 
         Args:
             reason: in words.
+            timeout_s: how long the storage may take for it.
 
         Returns:
             Whether all is durable.
@@ -171,17 +176,19 @@ class Chronicle:
         journal, self._journal = self._journal, None
         if journal is None:
             return True
-        if self._has_given_up and self._pump is not None:
-            self._pump.abandon()
+        if self._has_given_up or self._lease.is_lost:
+            if self._pump is not None:
+                self._pump.abandon()
             if self._writer is not None:
                 self._writer.shutdown(wait=False, cancel_futures=True)
             return False
-        journal.append(DriverDetached(reason))
+        if self.state.is_attached:
+            journal.append(DriverDetached(reason))
         if self._pump is None:
             journal.sync()
             journal.close()
             return True
-        done = self._pump.close(CLOSE_S)
+        done = self._pump.close(timeout_s)
         if self._writer is not None:
             self._writer.shutdown(wait=done, cancel_futures=True)
         if not done:
@@ -208,8 +215,11 @@ class Chronicle:
         return self.state.trials[trial_id]
 
     def is_durable(self, seq: int) -> bool:
-        """Return whether an event survives the machine."""
-        return self._journal is None or self._journal.durable_seq >= seq
+        """Return whether an event survived the machine when :meth:`tick` last looked.
+
+        The same for all who ask in between: what was recorded first goes on first.
+        """
+        return self._journal is None or self._durable_seq >= seq
 
     def await_durable(self, seq: int, then: Callable[[], object] = lambda: None) -> None:
         """Have an event made durable at once, and `then` called by :meth:`tick` when it is."""
@@ -218,16 +228,16 @@ class Chronicle:
         else:
             self._journal.await_durable(seq, then)
 
-    def settle(self) -> bool:
+    def settle(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until everything recorded is durable; return whether it is."""
         if self._journal is None:
             return True
-        if self._has_given_up:
+        if self._has_given_up or self._lease.is_lost:
             return False
         if self._pump is None:
             self._journal.sync()
             return True
-        return self._journal.wait_durable(CLOSE_S)
+        return self._journal.wait_durable(timeout_s)
 
     def require_durable(self) -> None:
         """Wait until everything recorded is durable. Raises StorageError if it is not then."""
@@ -247,15 +257,18 @@ class Chronicle:
             parts: gives what belongs into a snapshot beside the state.
 
         Raises:
+            LeaseLostError: another driver has the experiment.
             StorageError: something waits, and the storage does not take the journal any more for a
                 reason that does not pass. What can pass is waited for.
         """
         journal = self._journal
         if journal is None:
             return
+        self._require_lease()
         if self._pump is None:
             self._sync_if_due(journal)
         journal.tick()
+        self._durable_seq = journal.durable_seq
         self._give_up_if_refused(journal)
         if not self._is_writing and snapshots.is_due(
             journal.seq - self._snapshot_seq,
@@ -263,6 +276,18 @@ class Chronicle:
             self._snapshot_cost_s,
         ):
             self.take_snapshot(parts())
+
+    def _require_lease(self) -> None:
+        """Do nothing while the lease is this driver's, or may be again."""
+        if self._has_given_up:
+            return
+        try:
+            self._lease.check()
+        except LeaseExpiredError:
+            pass  # what waits for the journal waits for this too
+        except LeaseLostError:
+            self._has_given_up = True
+            raise
 
     def _give_up_if_refused(self, journal: Journal) -> None:
         error = self._pump.error if self._pump is not None else None

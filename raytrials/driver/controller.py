@@ -75,18 +75,21 @@ class Controller(RecordedController):
         self._latest_failure: Exception | None = None
         self._written_seq: dict[int, int] = {}
         self._places: dict[Trial, int] = {}
+        self._at_rest: set[Trial] = set()
         placement = Placement()
         placement.shunned = context.cluster.without_package
         super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
         self._actor_manager = ActorManager(resource_manager=placement)
         self._actor_manager.is_urgent = lambda: self._chronicle.is_awaited
-        self._syncer = StateSyncer(self._storage)
+        lease = self._lease
+        self._syncer = StateSyncer(self._storage, lease.check)
         self._storage.syncer = self._syncer
         self._retention = context.retention = Retention(
             self._syncer,
             self._paths_in_use,
             context.checkpoints.unverified,
             self._chronicle.await_durable,
+            lease.check,
         )
         context.cluster.require_package()
         if resume_config is not None:
@@ -102,6 +105,7 @@ class Controller(RecordedController):
             "_replaced",
             "_latest_failure",
             "_places",
+            "_at_rest",
             "_written_seq",
             "_syncer",
             "_retention",
@@ -373,6 +377,57 @@ class Controller(RecordedController):
             self._pending_trials_list.remove(trial)
             self._pending_trials_list.insert(self._places.pop(trial), trial)
 
+    # --- being stopped ---------------------------------------------------------------------------
+
+    def _schedule_trial_train(self, trial: Trial) -> None:
+        stop = self._context.stop
+        if not stop.is_requested:
+            super()._schedule_trial_train(trial)
+        elif self._lacks_checkpoint(trial) and not stop.hurry:
+            logger.info("Trial %s is asked for a last checkpoint.", trial)
+            self._schedule_trial_task(
+                trial=trial,
+                method_name="save",
+                on_result=self._on_last_save,
+                on_error=self._on_last_save_failure,
+            )
+        else:
+            self._at_rest.add(trial)
+
+    def _lacks_checkpoint(self, trial: Trial) -> bool:
+        """Whether a trial that can be asked for a checkpoint has got further than its latest."""
+        record = recording.known(trial)
+        if trial.is_function or record is None:
+            return False
+        latest = trial.latest_checkpoint_result
+        return record.iteration > (0 if latest is None else iteration_of(latest.metrics))
+
+    def _on_last_save(self, trial: Trial, saved: Any) -> None:
+        self._at_rest.add(trial)
+        self._on_saving_result(trial, saved)
+
+    def _on_last_save_failure(self, trial: Trial, error: Exception) -> None:
+        # It is no failure of the trial: nobody but the stop has asked for it.
+        logger.warning("Trial %s has no last checkpoint: %s", trial, error)
+        self._at_rest.add(trial)
+
+    def _stop_if_asked(self) -> None:
+        """End the loop of a fit that is asked to stop, when its trials are at rest."""
+        stop = self._context.stop
+        if not stop.is_requested or stop.done.is_set():
+            return
+        busy = [
+            trial
+            for trial in self._trial_to_actor
+            if trial.status == Trial.RUNNING and not trial.is_function
+            if trial not in self._at_rest
+        ]
+        if busy and not stop.hurry and stop.grace_left_s():
+            return
+        if busy:
+            logger.warning("No last checkpoints of %s: there is no more time.", busy)
+        stop.done.set()
+
     # --- saving ----------------------------------------------------------------------------------
 
     def save_to_dir(self) -> None:
@@ -611,6 +666,7 @@ class Controller(RecordedController):
     def on_step_begin(self) -> None:
         """Look after the trials that wait for a retry or for a charge."""
         super().on_step_begin()
+        self._stop_if_asked()
         self._context.cluster.look()
         self._recovery.tick(self._actor_manager, self.is_finished)
         if not self._actor_manager.num_total_actors:

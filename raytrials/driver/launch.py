@@ -23,12 +23,16 @@ from raytrials.driver.checkpoints import Checkpoints
 from raytrials.driver.continued import ContinuedController
 from raytrials.driver.controller import Controller
 from raytrials.driver.reopened import Reopened
+from raytrials.driver.signals import StopRequest, catching_signals
 from raytrials.driver.space import describe
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import FitContext
 from raytrials.errors import StorageError, StorageUnwritableError, UnserializableError
+from raytrials.store.disk import Disk
+from raytrials.store.holding import holding
 from raytrials.store.local import LocalDisk
 from raytrials.store.retrying import retry
+from raytrials.store.tenure import Lease
 
 # Ray's registry of trainables is one dictionary a process, and loses entries or raises when two
 # threads write to it at once. The lock keeps our fits apart; a vanilla fit beside them knows none.
@@ -59,6 +63,7 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         self._retry_policy = retry_policy
         self._asked: Asked | None = None
         self._context: FitContext | None = None
+        self._stop = StopRequest()
         self._reopened: Reopened | None = None
         if kwargs.get("restore_path"):
             if resume == "auto":
@@ -106,19 +111,27 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
         else:
             super()._validate_param_space_on_restore(new_param_space, flattened_param_space_keys)
 
+    def stop(self) -> None:
+        """Have the fit that runs, or the next one, stop as soon as what it has reached is saved."""
+        self._stop.stop()
+
     def _fit_internal(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
-        try:
-            self._beginning.start(param_space)
-        except StorageError as error:
-            raise _unwritable(self._run_config.storage_path, error) from error
-        run = self._run(Controller, describe(param_space))
-        with self._ending_the_chronicle():
+        beginning = self._beginning
+        with contextlib.ExitStack() as stack:
+            try:
+                beginning.require_free()
+                context, lease = stack.enter_context(
+                    self._driving(beginning.disk, beginning.path, param_space)
+                )
+                beginning.start(param_space, lease)
+            except StorageError as error:
+                raise _unwritable(self._run_config.storage_path, error) from error
+            run = _run(Controller, context, stack)
             return _ray.fit_internal(run)(self, trainable, param_space)
 
     def _fit_resume(self, trainable: Any, param_space: dict[str, Any] | None) -> Any:
         reopened = cast("Reopened", self._reopened)
         param_space = reopened.complete_space(param_space)
-        reopened.mend()
         num_samples = self._tune_config.num_samples
         controller = functools.partial(
             ContinuedController,
@@ -127,32 +140,44 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
             max_failures=self._run_config.failure_config.max_failures,
             stop=self._run_config.stop if isinstance(self._run_config.stop, dict) else {},
         )
-        # Ray leaves the number out, as it means to find it in what it saved.
-        run = functools.partial(
-            self._run(controller, describe(param_space)), num_samples=num_samples
-        )
-        with self._ending_the_chronicle():
+        with contextlib.ExitStack() as stack:
+            context, _ = stack.enter_context(
+                self._driving(reopened.disk, reopened.path, param_space)
+            )
+            reopened.mend()
+            # Ray leaves the number out, as it means to find it in what it saved.
+            run = functools.partial(_run(controller, context, stack), num_samples=num_samples)
             return _ray.fit_resume(run)(self, trainable, param_space)
 
     @contextlib.contextmanager
-    def _ending_the_chronicle(self) -> Iterator[None]:
-        """End the journal also when an exception ends the fit: Ray cleans up after none."""
-        try:
-            yield
-        except BaseException as error:
-            context = cast("FitContext", self._context)
-            if context.chronicle is not None:
-                context.chronicle.close(f"{type(error).__name__}: {error}")
-            raise
+    def _driving(
+        self, disk: Disk, path: str, param_space: dict[str, Any] | None
+    ) -> Iterator[tuple[FitContext, Lease]]:
+        """Drive an experiment: hold its lease, and let go of it however the fit ends.
 
-    def _run(self, controller: Callable[..., Controller], param_space: dict[str, Any]) -> Any:
-        self._context = context = FitContext(
-            self._retry_policy or RetryPolicy(),
-            Checkpoints(),
-            charge_decision_s=settings.CHARGE_DECISION_S.get(),
-            param_space=param_space,
-        )
-        return _ray.tune_run(functools.partial(controller, context), _experiment_class(context))
+        Raises:
+            InterruptedRunError: a signal ended the fit, and means to end the process.
+        """
+        stop = self._stop
+        with holding(disk, path, retry_s=settings.STORAGE_RETRY_S.get()) as lease:
+            self._context = context = FitContext(
+                self._retry_policy or RetryPolicy(),
+                Checkpoints(),
+                charge_decision_s=settings.CHARGE_DECISION_S.get(),
+                param_space=describe(param_space),
+                lease=lease,
+                stop=stop,
+            )
+            try:
+                yield context, lease
+            except BaseException as error:
+                # Ray cleans up after some exceptions, and not when the clean-up raises too.
+                if context.chronicle is not None:
+                    context.chronicle.close(f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                self._stop = StopRequest()
+        stop.raise_if_interrupted(path)
 
     @property
     def lost(self) -> Mapping[str, str]:
@@ -177,9 +202,23 @@ class TunerInternal(_ray.TunerInternal):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Return what `tuner.pkl` holds: nothing that vanilla Ray could not read."""
         state: dict[str, Any] = super().__getstate__()
-        for name in ("_retry_policy", "_asked", "_reopened", "_beginning", "_context"):
+        for name in ("_retry_policy", "_asked", "_reopened", "_beginning", "_context", "_stop"):
             state.pop(name, None)
         return state
+
+
+def _run(
+    controller: Callable[..., Controller], context: FitContext, stack: contextlib.ExitStack
+) -> Any:
+    """Return `tune.run` with our controller, which signals stop until the stack is left."""
+
+    def catch_signals() -> threading.Event:
+        stack.enter_context(catching_signals(context.stop))
+        return context.stop.done
+
+    return _ray.tune_run(
+        functools.partial(controller, context), _experiment_class(context), catch_signals
+    )
 
 
 def _unwritable(storage_path: Any, error: Exception) -> StorageUnwritableError:

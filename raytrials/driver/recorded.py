@@ -37,7 +37,7 @@ from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
-from raytrials.driver.chronicle import Chronicle
+from raytrials.driver.chronicle import CLOSE_S, Chronicle
 from raytrials.driver.rebuild import (
     RAY_STATUS,
     forget_progress,
@@ -53,10 +53,14 @@ from raytrials.errors import ExperimentExistsError, UnpicklableStateError
 from raytrials.store.location import disk_of
 from raytrials.store.recovery import Recovered
 from raytrials.store.segment import Damage
+from raytrials.store.tenure import Lease
 
 logger = logging.getLogger(__name__)
 
 SEARCHER, STOPPER, TRIALS = "searcher", "stopper", "trials"
+
+LEAST_PATIENCE_S = 5.0
+"""How long the storage may take at least for what is written at the end, however late it is."""
 
 RAY_STATE_S = 60.0
 """How often Ray's own state is written, unless `TUNE_GLOBAL_CHECKPOINT_S` says otherwise."""
@@ -129,10 +133,16 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         super().__init__(**kwargs)
         self._disk = disk_of(self._storage.storage_filesystem)
         self._chronicle = context.chronicle = Chronicle(
-            self._disk, self._storage.experiment_fs_path
+            self._disk, self._storage.experiment_fs_path, self._lease
         )
         self._announcer = Announcer(self._callbacks, self._chronicle)
         self._callbacks = self._announcer
+
+    @property
+    def _lease(self) -> Lease:
+        if self._context.lease is None:
+            raise RuntimeError("A controller writes the experiment, and has no lease.")
+        return self._context.lease
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what Ray saves of a controller: nothing of ours."""
@@ -476,6 +486,8 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
 
     def _maybe_update_trial_queue(self) -> None:
         """Sample trials as Ray does, when all that were there before have started."""
+        if self._context.stop.is_requested:
+            return
         self._resumed_first = {
             one
             for one in self._resumed_first
@@ -487,9 +499,11 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def _is_cleared(self, trial: Trial, start: Callable[[Trial], None]) -> bool:
         """Whether an actor may be requested for a trial; otherwise `start` is called when it may.
 
-        There is room for it, and the number of its attempt is durable.
+        There is room for it, the number of its attempt is durable, and nobody asked for a stop.
         """
         limit = self._chronicle.state.max_concurrent
+        if self._context.stop.is_requested:
+            limit = 0
         if limit is None or len(self._trial_to_actor) < limit:
             trial.init_local_path()  # the attempt's names are looked for in its directory
             trial.begin_attempt()
@@ -551,15 +565,38 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         # The journal makes up for what Ray's own state does not know yet.
         return _ray.checkpoint_manager_of(self)
 
+    def _patience_s(self) -> float:
+        """Return how long the storage may take for what is written at the end."""
+        stop = self._context.stop
+        return max(LEAST_PATIENCE_S, stop.grace_left_s()) if stop.is_requested else CLOSE_S
+
     def settle(self) -> None:
         """Wait until everything recorded so far is durable, and go on with what waited for it."""
-        self._chronicle.settle()
+        self._chronicle.settle(self._patience_s())
         self._chronicle.tick(dict)
 
     def cleanup(self) -> None:
         """Clean up as Ray does; what is done to trials from here on is no end of theirs."""
-        reason = "done" if self.is_finished() else "stopped before all trials had ended"
-        self.settle()
-        self._chronicle.close(reason)
-        self._announcer.flush()
+        if self._lease.is_lost:
+            # The other driver tells what comes of the trials; their actors are in its way.
+            self._chronicle.close("")
+        else:
+            self.settle()
+            if self._chronicle.close(self._reason(), self._patience_s()):
+                self._announcer.flush()
         super().cleanup()
+
+    def _reason(self) -> str:
+        """Return in words why the driver goes."""
+        stop = self._context.stop
+        if self.is_finished():
+            return "done"
+        if stop.is_requested:
+            return stop.by_signal.name if stop.by_signal is not None else "stop()"
+        return "stopped before all trials had ended"
+
+    def _remove_actor(self, tracked_actor: Any) -> None:
+        if self._lease.is_lost:
+            self._actor_manager.remove_actor(tracked_actor, kill=True)
+        else:
+            super()._remove_actor(tracked_actor)

@@ -55,6 +55,7 @@ class Reopened:
 
     Attributes:
         path: on its storage.
+        disk: where that is.
         results_error: why there are no results to show, None if nothing is wrong with them.
         lost: what the journal says is not exact, by part.
 
@@ -68,7 +69,7 @@ class Reopened:
 
     def __init__(self, path: str, filesystem: Any) -> None:
         self._filesystem, on_it = resolve(path, filesystem)
-        self._disk = disk_of(self._filesystem)
+        self.disk = disk_of(self._filesystem)
         self.path = on_it.rstrip("/")
         self.results_error: Exception | None = None
         self.lost: Mapping[str, str] = {}
@@ -86,22 +87,22 @@ class Reopened:
             )
 
     def _find(self) -> TunerFile:
-        found = read_tuner_file(self._disk, self.path, retry_s=self._retry_s)
+        found = read_tuner_file(self.disk, self.path, retry_s=self._retry_s)
         home = f"{self.path}/{HOME}"
-        if has_journal(self._disk, home, retry_s=self._retry_s):
+        if has_journal(self.disk, home, retry_s=self._retry_s):
             if found is None:
                 raise ExperimentCorruptError(f"{self.path}/{TUNER}", "it is missing")
-            recovered = recover(self._disk, home, retry_s=self._retry_s)
+            recovered = recover(self.disk, home, retry_s=self._retry_s)
             self._described = recovered.state.param_space
             self.lost = recovered.state.lost
             return found
         if found is None:
-            occupant = occupant_of(self._disk, self.path, retry_s=self._retry_s)
+            occupant = occupant_of(self.disk, self.path, retry_s=self._retry_s)
             if not occupant:
                 raise NotAnExperimentError(self.path, "nothing was started there")
             raise ExperimentCorruptError(f"{self.path}/{TUNER}", "it is missing")
         self.find_state()
-        if _had_journal(self._disk, self.path, self._retry_s):
+        if _had_journal(self.disk, self.path, self._retry_s):
             # Ray's state alone is older than what was done, and would pass for all there was.
             raise JournalCorruptError(f"{home}/{JOURNAL}", None, "it is gone, and there was one")
         return found
@@ -123,7 +124,7 @@ class Reopened:
                 newest = name
                 first = f"{name} is damaged: {problem}"
         if not first:
-            occupant = occupant_of(self._disk, self.path, retry_s=self._retry_s)
+            occupant = occupant_of(self.disk, self.path, retry_s=self._retry_s)
             if not occupant:
                 raise NotAnExperimentError(self.path, "its tuner was made, and never fitted")
             raise ExperimentCorruptError(
@@ -132,16 +133,16 @@ class Reopened:
         raise ExperimentCorruptError(f"{self.path}/{newest}", first.partition(": ")[2])
 
     def _states(self) -> Iterator[tuple[str, str]]:
-        return whole_states(self._disk, self.path, retry_s=self._retry_s)
+        return whole_states(self.disk, self.path, retry_s=self._retry_s)
 
     def state_without(self, mark: str) -> dict[str, Any] | None:
         """Return the newest state of Ray's that is whole, unless its session wrote a mark into it.
 
         None also if there is no state. Raises StorageError.
         """
-        names = names_in(self._disk, self.path, retry_s=self._retry_s)
+        names = names_in(self.disk, self.path, retry_s=self._retry_s)
         for name in sorted(filter(is_state_file, names), reverse=True):
-            data = read(self._disk, f"{self.path}/{name}", retry_s=self._retry_s)
+            data = read(self.disk, f"{self.path}/{name}", retry_s=self._retry_s)
             session = name.partition("-")[2].removesuffix(".json")
             if data is None or f'"{mark}": "{session}"'.encode() in data:
                 return None
@@ -233,7 +234,7 @@ class Reopened:
         if lost:
             raise SearchSpaceNeededError(self.path, tuple(lost))
         file = f"{self.path}/{HOME}/{SPACE}"
-        data = read(self._disk, file, retry_s=self._retry_s)
+        data = read(self.disk, file, retry_s=self._retry_s)
         if data is None:
             return None
         try:
@@ -245,7 +246,7 @@ class Reopened:
 
     def mend(self) -> None:
         """Write again what was damaged, and the copy if there was none. Raises StorageError."""
-        write_tuner_file(self._disk, self.path, self._tuner.data, retry_s=self._retry_s)
+        write_tuner_file(self.disk, self.path, self._tuner.data, retry_s=self._retry_s)
 
 
 def _unpickled(data: bytes, file: str) -> Any:

@@ -16,6 +16,7 @@ from raytrials.core.retention import Retired, due
 from raytrials.errors import IllegalEventError
 from raytrials.store.checkpoint import REMOVED, STAGING, Verdict, delete, index_in, inspect
 from raytrials.store.disk import Disk
+from raytrials.store.fence import FencedDisk
 from raytrials.store.location import disk_of
 from raytrials.store.manifest import MANIFEST
 from raytrials.store.mirror import Mirror
@@ -35,6 +36,10 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
 
     Ray's own writes over the state that is there: half of it would be left by a full disk.
 
+    Args:
+        storage: of the experiment.
+        check: asked before each change of the storage; raises what keeps it from being made.
+
     Attributes:
         written: number of the newest state that the driver has written for upload.
         durable: number of the newest state that is on storage, whole.
@@ -42,7 +47,9 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
         is_last: whether there is no later upload to make up for this one.
     """
 
-    def __init__(self, storage: _ray.StorageContext) -> None:
+    def __init__(
+        self, storage: _ray.StorageContext, check: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__(
             storage_filesystem=storage.storage_filesystem,
             sync_period=storage.sync_config.sync_period,
@@ -53,7 +60,10 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
         self.writing = threading.Lock()
         self.is_last = False
         filesystem = storage.storage_filesystem
-        self._mirror = Mirror(disk_of(filesystem), disk_of(filesystem, fsync=False))
+        self._mirror = Mirror(
+            FencedDisk(disk_of(filesystem), check),
+            FencedDisk(disk_of(filesystem, fsync=False), check),
+        )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own syncer: what is left behind needs no raytrials."""
@@ -152,6 +162,7 @@ class Retention:
         in_use: returns the paths that some trial is restored from, or may be.
         unverified: paths of checkpoints that have no manifest and count as whole.
         await_durable: calls back when an event of the journal is durable.
+        check: asked before each deletion; raises what keeps it from being made.
     """
 
     def __init__(
@@ -160,11 +171,13 @@ class Retention:
         in_use: Callable[[], set[str]],
         unverified: Collection[str] = (),
         await_durable: AwaitDurable = lambda _, then: then(),
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self._syncer = syncer
         self._in_use = in_use
         self._unverified = unverified
         self._await_durable = await_durable
+        self._check = check
         self._committed: dict[str, int] = {}
         self._waiting: dict[str, _Job] = {}
         self._running: dict[Future[None], _Job] = {}
@@ -198,7 +211,8 @@ class Retention:
 
     def sweep(self, leftovers: Leftovers) -> None:
         """Delete what earlier attempts of a trial left half done."""
-        self._pool.submit(leftovers.sweep)
+        fenced = FencedDisk(leftovers.disk, self._check)
+        self._pool.submit(replace(leftovers, disk=fenced).sweep)
 
     def tick(self) -> None:
         """Start what is due. Never waits; looking at the trials takes 5 % of the time at most."""
@@ -259,7 +273,7 @@ class Retention:
     def _delete(self, job: _Job, kept: Sequence[str]) -> None:
         if not any(self._is_whole(job.disk, path) for path in reversed(kept)):
             raise RuntimeError("no other checkpoint of its trial is whole")
-        delete(job.disk, job.retired.path)
+        delete(FencedDisk(job.disk, self._check), job.retired.path)
 
     def _is_whole(self, disk: Disk, path: str) -> bool:
         if path in self._unverified:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from raytrials.errors import InterruptedRunError
 from raytrials.store.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
+
+_LEAVE_SIGINT = "TUNE_DISABLE_SIGINT_HANDLER"
 
 STOPPING: tuple[Signals, ...] = tuple(
     getattr(signal, name)
@@ -42,12 +45,16 @@ class StopRequest:
         grace_s: seconds from the first request that last checkpoints may take; None is
             `RAYTRIALS_GRACE_S` as it is now.
         clock: its `monotonic` is called by the handler, so it must take no lock.
+
+    Attributes:
+        done: set by the loop when it does nothing more for the request.
     """
 
     def __init__(self, *, grace_s: float | None = None, clock: Clock | None = None) -> None:
         self._grace_s = settings.GRACE_S.get() if grace_s is None else grace_s
         self._clock = clock or SystemClock()
         self._requests: list[tuple[Signals | None, float]] = []
+        self.done = threading.Event()
 
     @property
     def is_requested(self) -> bool:
@@ -134,7 +141,8 @@ def catching_signals(request: StopRequest) -> Iterator[StopRequest]:
     coming. All of them are called; what they raise goes on, the last of it with the others as its
     context. What `faulthandler.register` installs cannot be told from the default.
 
-    Enter it after `ray.init`, which sets a handler of its own.
+    Enter it after `ray.init`, which sets a handler of its own. As in Ray, SIGINT is left alone with
+    `TUNE_DISABLE_SIGINT_HANDLER=1`.
 
     Args:
         request: takes the signals; one for each run.
@@ -147,6 +155,8 @@ def catching_signals(request: StopRequest) -> Iterator[StopRequest]:
         with contextlib.ExitStack() as stack:
             for number in STOPPING:
                 previous = signal.getsignal(number)
+                if number is signal.SIGINT and os.environ.get(_LEAVE_SIGINT, "0") != "0":
+                    continue
                 if previous is not None and previous is not signal.SIG_IGN:
                     handler.previous[number] = previous
                     stack.callback(_put_back, number, previous)

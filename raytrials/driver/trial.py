@@ -36,6 +36,7 @@ from raytrials.driver.account import (
 )
 from raytrials.driver.classify import classify, describe, is_actor_error, may_be, unwrap
 from raytrials.driver.cluster import Cluster
+from raytrials.driver.signals import StopRequest
 from raytrials.driver.storage import Attempt, TrialStorage
 from raytrials.errors import TrialError
 from raytrials.store.manifest import index_of
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from raytrials.driver.checkpoints import Checkpoints
     from raytrials.driver.chronicle import Chronicle
     from raytrials.driver.retention import Retention
+    from raytrials.store.tenure import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class FitContext:
         retention: deletes those that are put out; set when the controller has its storage.
         chronicle: where all that happens is recorded; set when the controller has its storage.
         param_space: the search space as plain values, to be read and compared.
+        lease: the right to write the experiment; None where none is written.
+        stop: whether the fit is asked to stop.
         experiment: id of the experiment; the same over all its drivers and moves.
     """
 
@@ -83,7 +87,14 @@ class FitContext:
     retention: Retention | None = None
     chronicle: Chronicle | None = None
     param_space: Mapping[str, Any] = field(default_factory=dict)
+    lease: Lease | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
     experiment: str = ""
+
+    @property
+    def epoch(self) -> int:
+        """Of the lease; 0 without one."""
+        return self.lease.epoch if self.lease is not None else 0
 
 
 def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
@@ -99,7 +110,9 @@ def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
     context.experiment = context.experiment or account.experiment or uuid.uuid4().hex
     account.experiment = context.experiment
     adopted.storage = TrialStorage.of(trial.storage)
-    adopted.storage.attempt = Attempt(account.experiment, trial.trial_id, account.attempt)
+    adopted.storage.attempt = Attempt(
+        account.experiment, trial.trial_id, account.attempt, context.epoch
+    )
     adopted.invalidate_json_state()
     return adopted
 

@@ -7,20 +7,14 @@ import json
 import posixpath
 from collections.abc import Iterator
 
-from raytrials.store.clock import SystemClock
 from raytrials.store.disk import Disk
-from raytrials.store.lease import LeaseKeeper, acquire
 from raytrials.store.manifest import index_of
-from raytrials.store.process import this_process
-from raytrials.store.recovery import HOME, JOURNAL, LEASE, SNAPSHOTS, has_journal, highest_epoch
+from raytrials.store.recovery import HOME, JOURNAL, LEASE, SNAPSHOTS, has_journal
 from raytrials.store.retrying import retry
 from raytrials.store.saved import is_state_file
 from raytrials.store.tunerfile import COPY, TUNER, read
 
 _RESULTS = {"result.json", "progress.csv"}
-
-LOCKED_S = 60.0
-"""How long a driver that may be alive is waited for before its experiment is removed."""
 
 
 def names_in(disk: Disk, directory: str, *, retry_s: float) -> set[str]:
@@ -86,40 +80,23 @@ def _problem_of(data: bytes) -> str:
 def remove(disk: Disk, path: str, *, retry_s: float) -> None:
     """Remove an experiment with all that is in its directory, which stays.
 
-    A driver that may be alive is waited for. Links are removed, and what they lead to stays. Epochs
-    go on counting: the leases stay. When it is interrupted the rest still shows that there was an
-    experiment, and cannot be restored: what a restore needs goes first, what shows it goes last.
+    Links are removed, and what they lead to stays. Epochs go on counting: the leases stay. When it
+    is interrupted the rest still shows that there was an experiment, and cannot be restored: what a
+    restore needs goes first, what shows it goes last.
 
     Args:
-        disk: where the experiment is.
+        disk: where the experiment is, for who holds its lease.
         path: its directory.
         retry_s: how long a storage that fails is tried again.
 
     Raises:
-        ExperimentLockedError: a driver has it, and is alive; nothing was removed.
         StorageError: the storage failed for good; it may be removed in part.
     """
-    home = f"{path}/{HOME}"
-    lease = acquire(
-        disk,
-        f"{home}/{LEASE}",
-        clock=SystemClock(),
-        identity=this_process(),
-        wait_s=LOCKED_S,
-        experiment=path,
-        epoch_above=highest_epoch(disk, home, retry_s=retry_s),
-    )
-    keeper = LeaseKeeper(lease)
-    try:
-        for name in _in_order(disk, path, retry_s=retry_s):
-            lease.check()
-            at = f"{path}/{name}"
-            once = functools.partial(_delete, disk, path, name)
-            retry(disk, "deleting", at, once, limit_s=retry_s)
-        retry(disk, "syncing", path, lambda: disk.sync(path), limit_s=retry_s)
-    finally:
-        keeper.close()
-        lease.release()
+    for name in _in_order(disk, path, retry_s=retry_s):
+        at = f"{path}/{name}"
+        once = functools.partial(_delete, disk, path, name)
+        retry(disk, "deleting", at, once, limit_s=retry_s)
+    retry(disk, "syncing", path, lambda: disk.sync(path), limit_s=retry_s)
 
 
 def _in_order(disk: Disk, path: str, *, retry_s: float) -> list[str]:

@@ -95,6 +95,11 @@ class Lease:
         """Return whether this driver may start, write and commit now."""
         return self._lost is None and not self._released and self._idle_s() < self._site.expiry_s
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another driver has taken over, as far as is known."""
+        return self._lost is not None
+
     def check(self) -> None:
         """Do nothing if the lease is valid.
 

@@ -1,8 +1,9 @@
 """A process without time, threads and chance of its own: what runs in it is the same each time.
 
 Everything that reads `time` by its module is turned by a fake clock, Ray's code and ours; what runs
-in threads of its own is run where it is started. Threads that only wait (`threading.Event`) are not
-touched: who starts one here must not wait for it.
+in threads of its own is run where it is started; leases are renewed between the controller's
+steps. Threads that only wait (`threading.Event`) are not touched: who starts one here must not wait
+for it.
 
 Files on the real disk have real times, some milliseconds apart at the least, in which hours go by
 here: a mirror would take what was written twice for unchanged. It finds them numbered instead.
@@ -15,6 +16,7 @@ import functools
 import itertools
 import os
 import random
+import secrets
 import tempfile
 import time
 import uuid
@@ -31,7 +33,11 @@ from ray.train._internal import syncer  # noqa: TID251 - its thread is to be non
 from raytrials.chaos import FakeClock
 from raytrials.driver import recorded, retention
 from raytrials.driver.chronicle import Chronicle
+from raytrials.driver.controller import Controller
+from raytrials.errors import RaytrialsError
+from raytrials.store import holding
 from raytrials.store.mirror import Mirror
+from raytrials.store.tenure import RENEW_S, Lease
 
 _LAST_NUMBER_NS = 10**15
 """Above it a file's time is a real one: it was written since it was numbered."""
@@ -69,13 +75,45 @@ def virtual(clock: FakeClock, seed: int, temporary: Path) -> Iterator[None]:
             patch.setattr(time, name, clock.monotonic)
         for name in ("uuid1", "uuid4"):
             patch.setattr(uuid, name, next_uuid)
+        patch.setattr(secrets, "token_hex", lambda count: luck.randbytes(count).hex())
         patch.setattr(Mirror, "run", run_numbered)
+        renewals: list[InlineKeeper] = []
+        step = Controller.on_step_begin
+
+        def on_step_begin(controller: Controller) -> None:
+            for one in renewals:
+                one.renew_if_due()
+            step(controller)
+
+        patch.setattr(holding, "LeaseKeeper", functools.partial(InlineKeeper, renewals))
+        patch.setattr(Controller, "on_step_begin", on_step_begin)
         patch.setattr(retention, "ThreadPoolExecutor", InlineExecutor)
         patch.setattr(recorded, "Chronicle", functools.partial(Chronicle, in_background=False))
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the global one
         np.random.seed(luck.getrandbits(32))  # noqa: NPY002 - likewise
         patch.setattr(syncer._BackgroundProcess, "start", _start_inline)
         yield
+
+
+class InlineKeeper:
+    """A keeper of a lease that works when it is told to."""
+
+    def __init__(self, all_of_them: list[InlineKeeper], lease: Lease) -> None:
+        self._all = all_of_them
+        self._lease = lease
+        self._renewed_s = time.monotonic()
+        self._all.append(self)
+
+    def renew_if_due(self) -> None:
+        """Renew the lease when that is due; a failure is made up for by the next renewal."""
+        if time.monotonic() - self._renewed_s >= RENEW_S:
+            self._renewed_s = time.monotonic()
+            with contextlib.suppress(RaytrialsError):
+                self._lease.renew()
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._all.remove(self)
 
 
 class InlineExecutor:
