@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+import threading
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ PARAMETERS = {
     (_ray.TuneController, "checkpoint"): ["force", "wait"],
     (_ray.TuneController, "_process_trial_save"): ["trial", "checkpoint_value"],
     (_ray.TuneController, "_schedule_trial_train"): ["trial"],
+    (_ray.TuneController, "_remove_actor"): ["tracked_actor"],
     (_ray.Trial, "on_checkpoint"): ["checkpoint_result"],
     (_ray.Trial, "init_local_path"): [],
     (_ray.StorageContext, "_create_validation_file"): [],
@@ -260,7 +262,9 @@ def test_the_loggers_have_the_names_that_we_use() -> None:
 
 
 def test_the_rebound_run_names_ours_and_leaves_rays_alone() -> None:
-    copy = _ray.tune_run(Controller, _ray.Experiment)
+    event = threading.Event()
+    copy = _ray.tune_run(Controller, _ray.Experiment, lambda: event)
+    assert copy.__globals__["_setup_signal_catching"]() is event
     assert copy.__globals__["run"] is copy
     assert copy.__globals__["TuneController"] is Controller
     assert copy.__kwdefaults__ == run.__kwdefaults__

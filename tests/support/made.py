@@ -14,7 +14,7 @@ from ray import tune
 
 from raytrials import Tuner, _ray
 from raytrials.core.event import DriverAttached, ExperimentCreated, Record
-from raytrials.driver.launch import TunerInternal
+from raytrials.driver import launch as launching
 from raytrials.driver.space import describe
 from raytrials.store.disk import Disk
 from raytrials.store.location import disk_of
@@ -121,12 +121,12 @@ def never_run(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Have fits do everything but run; return what they would have run, in order."""
     runs: list[dict[str, Any]] = []
 
-    def launch(self: TunerInternal, controller: Callable[..., Any], _: Any) -> Callable[..., Any]:
+    def launch(controller: Callable[..., Any], *_: Any) -> Callable[..., Any]:
         def run(**arguments: Any) -> Any:
             runs.append(arguments)
             return SimpleNamespace(trials=[])
 
         return run
 
-    monkeypatch.setattr(TunerInternal, "_run", launch)
+    monkeypatch.setattr(launching, "_run", launch)
     return runs
