@@ -38,7 +38,7 @@ from raytrials.errors import (
     SearchSpaceNeededError,
     StorageError,
 )
-from raytrials.store import occupant
+from raytrials.store import holding, occupant
 from raytrials.store.clock import SystemClock
 from raytrials.store.lease import acquire
 from raytrials.store.manifest import digest_of
@@ -59,6 +59,12 @@ class Memory(MemoryFileSystem):
         super().__init__(*args, **kwargs)
         self.store: dict[str, Any] = {}
         self.pseudo_dirs = [""]
+
+
+@pytest.fixture(autouse=True)
+def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else wants these experiments."""
+    monkeypatch.setattr("raytrials.store.lease.SETTLE_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +339,7 @@ def test_overwrite_of_a_path_that_is_a_link_empties_what_it_leads_to(
 def test_an_experiment_with_a_live_driver_is_not_removed(
     local: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(occupant, "LOCKED_S", 0.1)
+    monkeypatch.setattr(holding, "LOCKED_S", 0.1)
     fitted(local, journal=True)
     lease = acquire(
         local.disk,
