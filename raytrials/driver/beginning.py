@@ -20,7 +20,7 @@ from raytrials.store.disk import Disk
 from raytrials.store.fence import FencedDisk
 from raytrials.store.location import disk_of, resolve
 from raytrials.store.occupant import names_in, occupant_of, remove
-from raytrials.store.recovery import HOME
+from raytrials.store.recovery import HOME, has_journal
 from raytrials.store.retrying import retry
 from raytrials.store.tenure import Lease
 from raytrials.store.tunerfile import SPACE, TUNER, encode, write, write_tuner_file
@@ -122,8 +122,15 @@ class Beginning:
             write(self.disk, f"{self.path}/{TUNER}", self._data, retry_s=self._retry_s)
 
     def require_free(self) -> None:
-        """Do nothing if an experiment may be started. Raises ExperimentExistsError if not."""
-        self._look()
+        """Refuse what vanilla Ray began here meanwhile, before a lease is written beside it.
+
+        One that raytrials began may have a driver: the wait for its lease names that.
+
+        Raises:
+            ExperimentExistsError: there is an experiment, and it is to stay.
+        """
+        if not has_journal(self.disk, f"{self.path}/{HOME}", retry_s=self._retry_s):
+            self._look()
 
     def start(self, param_space: dict[str, Any] | None, lease: Lease) -> None:
         """Make way for the new experiment, and write what it will be restored with.
