@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from raytrials.store.disk import Appender, Disk, Entry, Hold, Reader, Writer
 
@@ -17,8 +17,7 @@ class FencedDisk(Disk):
 
     Args:
         disk: does the work.
-        check: asked before each change; what it raises keeps the change from happening. Of a file
-            that is created also before it is whole.
+        check: asked before each change; what it raises keeps the change from happening.
     """
 
     def __init__(self, disk: Disk, check: Callable[[], object]) -> None:
@@ -52,12 +51,9 @@ class FencedDisk(Disk):
 
     # --- changes ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[Writer]:
+    def create(self, path: str) -> contextlib.AbstractContextManager[Writer]:
         self._check()
-        with self._disk.create(path) as writer:
-            yield writer
-            self._check()
+        return self._disk.create(path)
 
     def append(self, path: str) -> Appender:
         """See :meth:`Disk.append`. What is appended is not asked for; whoever appends does."""
