@@ -440,6 +440,8 @@ class Controller(RecordedController):
     def checkpoint(self, force: bool = False, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's signature
         """Save the state as Ray does, and delete what it no longer names."""
         self._syncer.is_last = wait
+        if self._context.stop.is_requested:
+            self._syncer.sync_timeout = self._patience_s()
         super().checkpoint(force=force, wait=wait)
         self._note_mirrored()
         if wait:

@@ -84,7 +84,7 @@ class StateSyncer(_ray.FilesystemSyncer):  # type: ignore[misc]
             self._mirror.run(
                 local_path,
                 uri,
-                retry_s=retry_s if self.is_last else min(retry_s, UPLOAD_RETRY_S),
+                retry_s=min(retry_s, self.sync_timeout if self.is_last else UPLOAD_RETRY_S),
                 writing=self.writing,
             )
             self.durable = max(self.durable, number)
