@@ -206,15 +206,11 @@ class LeaseKeeper:
     """Renews a lease from a thread of its own, which never keeps the interpreter from ending.
 
     Args:
-        lease: to renew, from now until :meth:`close`.
+        lease: to renew, from now until :meth:`close`, or until it is lost.
         renew_s: seconds from one renewal to the next.
-
-    Attributes:
-        lost: the error of a lease that was lost, for the controller to raise; None until then.
     """
 
     def __init__(self, lease: Lease, *, renew_s: float = RENEW_S) -> None:
-        self.lost: LeaseLostError | None = None
         self._lease = lease
         self._renew_s = renew_s
         self._closed = threading.Event()
@@ -225,9 +221,8 @@ class LeaseKeeper:
         while not self._closed.wait(self._renew_s):
             try:
                 self._lease.renew()
-            except LeaseLostError as error:
-                self.lost = error
-                return
+            except LeaseLostError:
+                return  # the lease knows
             except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal may work
                 logger.warning("Lease not renewed, trying again in %g s: %s", self._renew_s, error)
 

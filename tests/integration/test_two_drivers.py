@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from support.signalled import RETURNED, Plan, begin, wait_for_steps
 
 from raytrials.core.event import DriverAttached
 from raytrials.store.local import LocalDisk
+from raytrials.store.manifest import MANIFEST
 from raytrials.store.segment import Reading
 from raytrials.store.tenure import EXPIRY_S
 
@@ -75,3 +77,5 @@ def test_a_dead_driver_on_the_same_machine_is_replaced_at_once(workspace: Path) 
         if isinstance(one.event, DriverAttached)
     ]
     assert attached[1] - killed_s < EXPIRY_S
+    manifests = [json.loads(path.read_bytes()) for path in plan.path.rglob(MANIFEST)]
+    assert {manifest["epoch"] for manifest in manifests} == {2}

@@ -591,7 +591,7 @@ def test_a_keeper_renews_until_it_is_closed(machine: Machine) -> None:
     counter = record_of(machine).counter
     assert not keeper._thread.is_alive()
     assert record_of(machine).counter == counter
-    assert keeper.lost is None
+    assert not lease.is_lost
     assert keeper._thread.daemon
     keeper.close()
 
@@ -600,9 +600,10 @@ def test_a_keeper_remembers_that_the_lease_was_lost(machine: Machine) -> None:
     lease = machine.start(ELSEWHERE)
     machine.start(HERE)
     keeper = LeaseKeeper(lease, renew_s=0.001)
-    wait_for(lambda: keeper.lost)
-    assert keeper.lost is not None
-    assert keeper.lost.holder_epoch == 2
+    wait_for(lambda: lease.is_lost)
+    with pytest.raises(LeaseLostError) as lost:
+        lease.check()
+    assert lost.value.holder_epoch == 2
     keeper.close()
 
 
@@ -618,7 +619,7 @@ def test_a_keeper_outlasts_a_storage_that_fails(
         wait_for(lambda: record_of(machine).counter > 5)
         keeper.close()
     assert "Lease not renewed" in caplog.text
-    assert keeper.lost is None
+    assert not lease.is_lost
 
 
 def test_a_keeper_is_quick_enough_for_its_lease() -> None:
