@@ -5,6 +5,7 @@ How one comes to hold it, and why only one does, is in :mod:`raytrials.store.lea
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from dataclasses import dataclass, replace
@@ -153,23 +154,36 @@ class Lease:
         site = self._site
         path = site.at(self._name)
         if site.disk.has_rename:
-            # Not by `create`, which would wait for the disk: a renewal need not survive the power.
-            partial = site.at(partial_name(record.epoch, record.nonce))
-            site.disk.delete_file(partial)
-            appender = site.disk.append(partial)
             try:
-                appender.write(memoryview(record.encode()))
-            finally:
-                appender.close()
-            try:
-                site.disk.replace(partial, path)
-            except FileNotFoundError:
-                self._require_ours()  # who took over has cleared it
-                raise
+                self._replace(record, path)
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                # A disk that is full has no room for a second file; this one gives up its own.
+                site.disk.write(path, record.encode())
         else:
             site.disk.write(path, record.encode())
         if self._idle_s() >= site.expiry_s:
             self._require_ours()  # another may have judged by what was there before
+
+    def _replace(self, record: Record, path: str) -> None:
+        # Not by `create`, which would wait for the disk: a renewal need not survive the power.
+        disk = self._site.disk
+        partial = self._site.at(partial_name(record.epoch, record.nonce))
+        disk.delete_file(partial)
+        try:
+            appender = disk.append(partial)
+            try:
+                appender.write(memoryview(record.encode()))
+            finally:
+                appender.close()
+            disk.replace(partial, path)
+        except FileNotFoundError:
+            self._require_ours()  # who took over has cleared it
+            raise
+        except OSError:
+            disk.delete_file(partial)
+            raise
 
     def _require_ours(self) -> None:
         site = self._site

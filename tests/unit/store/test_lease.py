@@ -624,3 +624,13 @@ def test_a_keeper_outlasts_a_storage_that_fails(
 
 def test_a_keeper_is_quick_enough_for_its_lease() -> None:
     assert 3 * (RENEW_S + 2 * tenure.RENEW_LIMIT_S) < EXPIRY_S
+
+
+def test_a_full_disk_does_not_keep_a_lease_from_being_renewed(local: Machine) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    beside = fail_when(lambda one: one.name == "write" and one.path.endswith(".partial"), full)
+    lease = local.start(disk=Faulty(local.disk, before=[beside]))
+    counter = record_of(local).counter
+    lease.renew()
+    assert record_of(local).counter == counter + 1
+    assert not [one for one in local.disk.list_names(LEASES) if one.endswith(".partial")]
