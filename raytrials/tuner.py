@@ -114,7 +114,8 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         Args as in `ray.tune.Tuner.restore`; `path` and `storage_filesystem` may be fsspec's, as in
         the constructor; `retry_policy` as in the constructor (a policy is not
         saved with the experiment). What each trial has spent survives; a trial resumed by
-        `resume_errored` starts with fresh budgets, and keeps its ledger of faults.
+        `resume_errored`, which goes before `restart_errored`, starts with fresh budgets, and keeps
+        its ledger of faults.
 
         Raises:
             As the constructor.
@@ -123,6 +124,7 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
             JournalCorruptError: likewise, of the journal.
             MissingCodeError: what is saved needs a module that is not found here.
             SearchSpaceChangedError: `param_space` is another than the experiment's.
+            ValueError: `trainable` has another name than the experiment's, as in Ray.
             StorageError: the storage does not answer.
         """
         _refuse_client()
@@ -168,7 +170,8 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
             with `lost`: what of the search is not exact, empty if all is.
 
         Raises:
-            As the constructor; an exception from a user's callback, as in Ray.
+            As the constructor.
+            TuneError: a user's callback raised, as in Ray: with its traceback as the text.
             ExperimentExistsError: an experiment was started at the path since the tuner was made,
                 by this tuner or another.
             ExperimentLockedError: a driver that is alive has the experiment.

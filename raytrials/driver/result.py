@@ -69,6 +69,9 @@ class TrialResultGrid(ResultGrid):  # type: ignore[misc]
         values: dict[str, Any] = {
             field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)
         }
+        if not plain.config:
+            # Ray takes it from the latest report, and a trial that failed before has made none.
+            values["metrics"] = {**(plain.metrics or {}), "config": trial.config}
         return TrialResult(**values, faults=tuple(account_of(trial).faults))
 
 

@@ -396,3 +396,26 @@ def test_a_pickled_copy_of_a_trial_is_rays_own_and_keeps_its_faults(workspace: P
     copy = pickle.loads(data)
     assert copy[0].faults == grid[0].faults
     assert len(copy[0].faults) == 1
+
+
+def report_but_two(config: dict[str, Any]) -> None:
+    if config["x"] == 2:
+        raise ValueError("not this one")
+    tune.report({"score": config["x"]})
+
+
+def test_a_trial_that_failed_before_its_first_report_keeps_its_config(workspace: Path) -> None:
+    path = str(workspace / "storage" / "fit")
+    fitted = Tuner(
+        report_but_two,
+        param_space={"x": tune.grid_search([1, 2, 3])},
+        run_config=run_config(workspace, counting),
+    ).fit()
+    restored = Tuner.restore(path, report_but_two)
+    for grid in (fitted, restored.get_results(), restored.fit()):
+        assert [result.config for result in grid] == [{"x": 1}, {"x": 2}, {"x": 3}]
+        assert [type(result.error).__name__ for result in grid] == [
+            "NoneType",
+            "TrainingError",
+            "NoneType",
+        ]
