@@ -99,6 +99,7 @@ def acquire(  # noqa: PLR0913 - what differs between drivers, machines and tests
     contender = _Contender(site, identity, gone)
     contender.storage("making", lambda: _make_directory(disk, directory))
     started_s = clock.monotonic()
+    is_told = False
     while True:
         highest, found = contender.look()
         if found is None or contender.is_free(found):
@@ -108,6 +109,9 @@ def acquire(  # noqa: PLR0913 - what differs between drivers, machines and tests
         left_s = started_s + wait_s - clock.monotonic()
         if left_s <= 0:
             raise contender.locked(clock.monotonic() - started_s)
+        if not is_told:
+            is_told = True
+            logger.warning("Waiting up to %g s for %s.", wait_s, contender.holder())
         clock.sleep(min(RENEW_S / 5, expiry_s / 6, left_s))
 
 
@@ -153,6 +157,14 @@ class _Contender:
         path = self._site.at(lock_name(record.epoch))
         held = self.storage("asking", lambda: self._site.disk.is_held(path, record.lock))
         return held is False
+
+    def holder(self) -> str:
+        """Return in words who has the lease that was seen."""
+        record = self._seen.record if self._seen is not None else None
+        lease = f"the lease of {self._site.experiment}"
+        if record is None:
+            return f"{lease}, which cannot be read (yet)"
+        return f"{lease}, which process {record.process.pid} on {record.process.host} has"
 
     def locked(self, waited_s: float) -> ExperimentLockedError:
         """Return the error that names who has the lease."""

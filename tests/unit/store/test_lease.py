@@ -596,6 +596,16 @@ def test_a_keeper_renews_until_it_is_closed(machine: Machine) -> None:
     keeper.close()
 
 
+def test_who_is_waited_for_is_told_once(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.start(ELSEWHERE)
+    with caplog.at_level(logging.WARNING):
+        machine.start(HERE)
+    (told,) = [one.getMessage() for one in caplog.records if "Waiting" in one.getMessage()]
+    assert told == (
+        "Waiting up to 60 s for the lease of /experiment, which process 100 on other has."
+    )
+
+
 def test_a_keeper_remembers_that_the_lease_was_lost(machine: Machine) -> None:
     lease = machine.start(ELSEWHERE)
     machine.start(HERE)
