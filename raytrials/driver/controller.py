@@ -321,7 +321,7 @@ class Controller(RecordedController):
             logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
             self._set_status_quietly(trial, Trial.RUNNING)
             self._process_trial_save(trial, result)
-            if iteration_of(result.metrics) > trial.account.high_water:
+            if iteration_of(result.metrics) > trial.told_iteration:  # nobody has decided on it
                 trial.init_local_path()
                 before = iteration_of(result.metrics) - 1
                 self._history.restore(trial, before, functools.partial(self._rows_of, trial))

@@ -154,6 +154,9 @@ def restored(trial: Trial) -> None:
 
 def reported(trial: Trial, result: dict[str, Any]) -> None:
     """A report arrived."""
+    record = known(trial)
+    if trial.takes_over and record is not None and record.iteration >= iteration_of(result):
+        return  # a driver before recorded it, and died before anybody decided on it
     if _is_kept(trial):
         attempt = trial.takes_over or trial.account.attempt
         metrics = without_config(result)
