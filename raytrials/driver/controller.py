@@ -120,7 +120,7 @@ class Controller(RecordedController):
         self._restore_ended_files()
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
-                self._take_over(trial)
+                self._take_over(trial, trial.told_iteration)
                 self._carry_out(trial)
                 self._put_out(trial)
 
@@ -305,10 +305,14 @@ class Controller(RecordedController):
             on_error=self._trial_task_failure,
         )
 
-    def _take_over(self, trial: Trial) -> None:
+    def _take_over(self, trial: Trial, known: int | None = None) -> None:
         """Take over checkpoints that a worker committed and no driver has seen.
 
         Each stands for a report that never arrived: it is processed as that report, and decided on.
+
+        Args:
+            trial: whose.
+            known: the latest iteration that needs no decision; None for the latest reported one.
         """
         try:
             unseen = self._context.checkpoints.unseen(trial)
@@ -321,7 +325,9 @@ class Controller(RecordedController):
             logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
             self._set_status_quietly(trial, Trial.RUNNING)
             self._process_trial_save(trial, result)
-            if iteration_of(result.metrics) > trial.told_iteration:  # nobody has decided on it
+            if iteration_of(result.metrics) > (
+                trial.account.high_water if known is None else known
+            ):
                 trial.init_local_path()
                 before = iteration_of(result.metrics) - 1
                 self._history.restore(trial, before, functools.partial(self._rows_of, trial))
