@@ -12,7 +12,6 @@ disturbed. Prints a JSON summary; exits with 1 if any of this fails.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from support.fits import tell
 from support.killed import Plan, moments, problems, run
 
 SAMPLES = 20
@@ -74,14 +74,11 @@ def main() -> int:
     arguments = parser.parse_args()
     seeds, kills = (1, 1) if arguments.quick else (arguments.seeds, arguments.kills)
     names = QUICK if arguments.quick else tuple(EXPERIMENTS)
-    found = []
-    for name in [arguments.only] if arguments.only else names:
-        for seed in range(seeds):
-            found.append(experiment(name, seed, kills))
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    violations = sum(len(one["violations"]) for one in found)
-    print(json.dumps({"violations": violations, "experiments": found}))
-    return 1 if violations else 0
+    return tell(
+        experiment(name, seed, kills)
+        for name in ([arguments.only] if arguments.only else names)
+        for seed in range(seeds)
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,9 @@ from raytrials.errors import TrialError
 LEDGER_VERSION = 1
 STATE = "raytrials"
 NOT_DECIDED = "not decided yet"
+
+CONFIG = "config"
+"""A result's own copy of the trial's config, which the trial has already."""
 
 
 @dataclass
@@ -169,6 +173,11 @@ def account_of(trial: _ray.Trial) -> Account:
 def _names_of_checkpoints(trial: _ray.Trial) -> list[str]:
     results = [*_ray.registered_checkpoints(trial), trial.latest_checkpoint_result]
     return sorted({result.checkpoint.path.rpartition("/")[2] for result in results})
+
+
+def without_config(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result without its own copy of the trial's config, which JSON may not take."""
+    return {name: value for name, value in result.items() if name != CONFIG}
 
 
 def iteration_of(result: dict[str, Any]) -> int:

@@ -19,7 +19,6 @@ from raytrials.core.fault import Cause, Charge, Fault, FaultClass, Phase
 from raytrials.driver import recording
 from raytrials.driver.recording import relative_path
 from raytrials.driver.retention import Leftovers
-from raytrials.driver.storage import Attempt
 from raytrials.driver.trial import Trial
 from raytrials.errors import NoCheckpointError
 from raytrials.store.catalogue import highest_index, indices, newer, older
@@ -100,9 +99,7 @@ class Checkpoints:
         account.ended_cleanly = False
         account.next_index = trial.first_index = first
         storage.current_checkpoint_index = first - 1
-        storage.attempt = Attempt(
-            account.experiment, trial.trial_id, account.attempt, trial.context.epoch
-        )
+        trial.sign_attempt()
 
     def _highest_index(self, trial: Trial) -> int:
         try:

@@ -16,8 +16,7 @@ from ray.tune import Checkpoint, CheckpointConfig
 from raytrials import _ray
 from raytrials.core.state import CheckpointRecord, Row, TrialRecord
 from raytrials.core.status import Status
-from raytrials.driver.account import Account, account_of, iteration_of
-from raytrials.driver.recording import CONFIG, without_config
+from raytrials.driver.account import CONFIG, Account, account_of, iteration_of, without_config
 from raytrials.driver.trial import FitContext, Trial, adopt
 from raytrials.store.manifest import checkpoint_name, index_of
 

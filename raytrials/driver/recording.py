@@ -6,7 +6,6 @@ during the clean-up after a fit, they do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from raytrials import _ray
@@ -32,16 +31,13 @@ from raytrials.core.plain import plain_metrics
 from raytrials.core.retry import History
 from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
-from raytrials.driver.account import iteration_of
+from raytrials.driver.account import iteration_of, without_config
 
 if TYPE_CHECKING:
     from raytrials.driver.trial import Trial
 
 ANY = "any"
 """The runner of a trial that is bound late: to the first place that is free."""
-
-CONFIG = "config"
-"""A result's own copy of the trial's config, which the trial has already."""
 
 
 def known(trial: Trial) -> TrialRecord | None:
@@ -53,11 +49,6 @@ def known(trial: Trial) -> TrialRecord | None:
 def _record(trial: Trial, event: Event) -> int:
     chronicle = trial.context.chronicle
     return 0 if chronicle is None else chronicle.record(event)
-
-
-def without_config(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a result without its own copy of the trial's config."""
-    return {name: value for name, value in result.items() if name != CONFIG}
 
 
 def _is_kept(trial: Trial) -> bool:

@@ -19,6 +19,7 @@ import pyarrow.fs
 from ray.tune import Checkpoint
 
 from raytrials import _ray, settings
+from raytrials.driver.account import without_config
 from raytrials.errors import StorageError
 from raytrials.store.checkpoint import REMOVED, STAGING
 from raytrials.store.commit import commit
@@ -132,7 +133,7 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
             index=self.current_checkpoint_index,
             iteration=iteration,
             time=time.time(),
-            metrics={**_without_config(self._metrics), "training_iteration": iteration},
+            metrics={**without_config(self._metrics), "training_iteration": iteration},
         )
         commit(
             disk,
@@ -200,8 +201,3 @@ class TrialStorage(_ray.StorageContext):  # type: ignore[misc]
             raise StorageError(
                 "uploading artifacts", self.trial_fs_path, kind_of(error), detail
             ) from error
-
-
-def _without_config(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics without the trial's configuration, which the driver has and JSON may not."""
-    return {name: value for name, value in metrics.items() if name != "config"}

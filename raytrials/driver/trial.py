@@ -91,11 +91,6 @@ class FitContext:
     stop: StopRequest = field(default_factory=StopRequest)
     experiment: str = ""
 
-    @property
-    def epoch(self) -> int:
-        """Of the lease; 0 without one."""
-        return self.lease.epoch if self.lease is not None else 0
-
 
 def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
     """Make `trial` one of ours, in place; its saved account, if it has one, comes with it."""
@@ -110,9 +105,7 @@ def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
     context.experiment = context.experiment or account.experiment or uuid.uuid4().hex
     account.experiment = context.experiment
     adopted.storage = TrialStorage.of(trial.storage)
-    adopted.storage.attempt = Attempt(
-        account.experiment, trial.trial_id, account.attempt, context.epoch
-    )
+    adopted.sign_attempt()
     adopted.invalidate_json_state()
     return adopted
 
@@ -170,6 +163,12 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self.sweep_leftovers()
             self.invalidate_json_state()
             self.assigned_seq = recording.assigned(self)
+
+    def sign_attempt(self) -> None:
+        """Have the worker sign its checkpoints with what the attempt is now."""
+        epoch = self.context.lease.epoch if self.context.lease is not None else 0
+        account = self.account
+        self.storage.attempt = Attempt(account.experiment, self.trial_id, account.attempt, epoch)
 
     def sweep_leftovers(self) -> None:
         """Delete what earlier attempts left half done, as far as none of them can be at work."""

@@ -11,15 +11,13 @@ from support.fits import finish, last_json, wait_until
 from support.signalled import RETURNED, Plan, begin, signalled, tuner, wait_for_steps
 
 from raytrials.core.event import CheckpointCommitted, DriverDetached, FaultRecorded
-from raytrials.store.local import LocalDisk
-from raytrials.store.segment import Reading
 
 EXIT_S = 15.0
 """How long Ray takes at most to end, and the journal to be written, beside the grace time."""
 
 
 def events(plan: Plan) -> list[object]:
-    return [one.event for one in Reading(LocalDisk(), f"{plan.path}/.raytrials/journal")]
+    return [one.event for one in plan.records()]
 
 
 def check_all_done_once(plan: Plan, output: str) -> None:

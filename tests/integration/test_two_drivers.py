@@ -13,9 +13,7 @@ from support.fits import finish, kill_driver, last_json, wait_until
 from support.signalled import RETURNED, Plan, begin, wait_for_steps
 
 from raytrials.core.event import DriverAttached
-from raytrials.store.local import LocalDisk
 from raytrials.store.manifest import MANIFEST
-from raytrials.store.segment import Reading
 from raytrials.store.tenure import EXPIRY_S
 
 
@@ -46,8 +44,7 @@ def test_a_driver_that_was_frozen_and_replaced_changes_nothing_and_says_why(
     assert "was taken over by process" in output
     assert files(plan) == before
     wait_until(lambda: not any(map(psutil.pid_exists, workers)), alive=lambda: True, timeout_s=30)
-    epochs = {one.epoch for one in Reading(LocalDisk(), f"{plan.path}/.raytrials/journal")}
-    assert len(epochs) == 2
+    assert len({one.epoch for one in plan.records()}) == 2
 
 
 def test_of_two_that_start_together_one_runs_and_the_other_names_it(workspace: Path) -> None:
@@ -71,11 +68,7 @@ def test_a_dead_driver_on_the_same_machine_is_replaced_at_once(workspace: Path) 
     kill_driver(driver)
     killed_s = time.time()
     finish(begin(plan))
-    attached = [
-        one.time
-        for one in Reading(LocalDisk(), f"{plan.path}/.raytrials/journal")
-        if isinstance(one.event, DriverAttached)
-    ]
+    attached = [one.time for one in plan.records() if isinstance(one.event, DriverAttached)]
     assert attached[1] - killed_s < EXPIRY_S
     manifests = [json.loads(path.read_bytes()) for path in plan.path.rglob(MANIFEST)]
     assert {manifest["epoch"] for manifest in manifests} == {2}

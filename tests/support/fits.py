@@ -9,13 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 from ray import tune
 
+from raytrials.core.event import Record
+from raytrials.store.local import LocalDisk
+from raytrials.store.segment import Reading
 from support.breaking import Counting, counting
 
 TRAINABLES = {"class": Counting, "function": counting}
@@ -71,6 +75,38 @@ def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[
     )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """An experiment of drivers in processes of their own.
+
+    Attributes:
+        directory: everything of it is below.
+    """
+
+    directory: str
+
+    @property
+    def path(self) -> Path:
+        """Of the experiment."""
+        return Path(self.directory, "storage", "fit")
+
+    @property
+    def log(self) -> Path:
+        """What its workers did."""
+        return Path(self.directory, "log")
+
+    def records(self) -> list[Record]:
+        """Return what is in the journal."""
+        return list(Reading(LocalDisk(), f"{self.path}/.raytrials/journal"))
+
+    def start(self, script: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a driver: a script that is given this as JSON."""
+        # Ray's sessions too are below the directory, which whoever made it removes.
+        temporary = Path(self.directory, "t")
+        temporary.mkdir(exist_ok=True)
+        return start(script, json.dumps(asdict(self)), TMPDIR=str(temporary), **environment)
+
+
 def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> str:
     """Return what a script printed, once it has ended well."""
     try:
@@ -98,3 +134,21 @@ def kill_driver(driver: subprocess.Popen[str]) -> str:
             process.kill()
     psutil.wait_procs(family, timeout=30)
     return output
+
+
+def tell(experiments: Iterable[dict[str, Any]]) -> int:
+    """Print what experiments of a release test came to, each at once and all as JSON at the end.
+
+    Args:
+        experiments: what is to be said of each; its `violations` are what is wrong.
+
+    Returns:
+        The exit code: 1 if anything is wrong.
+    """
+    found = []
+    for one in experiments:
+        found.append(one)
+        sys.stderr.write(json.dumps(one) + "\n")
+    violations = sum(len(one["violations"]) for one in found)
+    sys.stdout.write(json.dumps({"violations": violations, "experiments": found}) + "\n")
+    return 1 if violations else 0

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,8 @@ from ray.tune.search.optuna import OptunaSearch
 from raytrials import Tuner
 from raytrials.chaos.oracle import Oracle
 from raytrials.core.event import TrialAdded
-from raytrials.store.local import LocalDisk
-from raytrials.store.segment import Reading
 from support.bad_stores import Slow, Store
-from support.fits import finish, kill_driver, last_json, start, wait_until
+from support.fits import Stored, finish, kill_driver, last_json, wait_until
 from support.session import local_ray
 
 SCRIPT = "import sys; from support.killed import live; live(sys.argv[1])"
@@ -47,11 +45,10 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Stored):
     """An experiment.
 
     Attributes:
-        directory: everything of it is below.
         searcher: `basic` or `optuna`.
         seed: of the searcher, None for none.
         num_to_keep: of each trial's checkpoints, None for all.
@@ -62,7 +59,6 @@ class Plan:
         reuses: whether actors are used again for other trials.
     """
 
-    directory: str
     searcher: str = "basic"
     seed: int | None = None
     num_to_keep: int | None = None
@@ -71,16 +67,6 @@ class Plan:
     steps: int = 3
     is_bad: bool = False
     reuses: bool = True
-
-    @property
-    def path(self) -> Path:
-        """Of the experiment."""
-        return Path(self.directory, "storage", "fit")
-
-    @property
-    def log(self) -> Path:
-        """What its workers did."""
-        return Path(self.directory, "log")
 
 
 def moments(seed: object, kills: int, plan: Plan) -> list[Moment]:
@@ -200,11 +186,7 @@ def run(plan: Plan, kills: Sequence[Moment] = ()) -> dict[str, Any]:
 
 
 def _start(plan: Plan, life: int) -> Any:
-    # Ray's sessions too are below the directory, which whoever made it removes.
-    temporary = Path(plan.directory, "t")
-    temporary.mkdir(exist_ok=True)
-    environment = {LIFE: str(life), LOG: str(plan.log), "TMPDIR": str(temporary)}
-    return start(SCRIPT, json.dumps(asdict(plan)), **environment)
+    return plan.start(SCRIPT, **{LIFE: str(life), LOG: str(plan.log)})
 
 
 def _count(plan: Plan, kind: str) -> int:
@@ -241,7 +223,7 @@ def problems(
 
 def _wrong_in_table(plan: Plan, table: list[dict[str, Any]]) -> Iterator[str]:
     added = {}
-    for record in Reading(LocalDisk(), f"{plan.path}/.raytrials/journal"):
+    for record in plan.records():
         if isinstance(record.event, TrialAdded):
             added[record.event.trial_id] = dict(record.event.config)
     ids = [row["trial_id"] for row in table]

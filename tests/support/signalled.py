@@ -16,7 +16,7 @@ from ray import tune
 
 from raytrials import Tuner
 from raytrials.store import holding
-from support.fits import start, wait_until
+from support.fits import Stored, wait_until
 from support.session import local_ray
 
 SCRIPT = "import sys; from support.signalled import live; live(sys.argv[1])"
@@ -24,11 +24,10 @@ RETURNED = "fit returned"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Stored):
     """An experiment of class trainables that save when they are asked to, and not by themselves.
 
     Attributes:
-        directory: everything of it is below.
         trials: how many, all at once.
         steps: of each.
         step_s: how long a step takes.
@@ -37,23 +36,12 @@ class Plan:
         locked_s: how long another driver is waited for.
     """
 
-    directory: str
     trials: int = 2
     steps: int = 40
     step_s: float = 0.1
     grace_s: float = 20.0
     handler: bool = False
     locked_s: float = 60.0
-
-    @property
-    def path(self) -> Path:
-        """Of the experiment."""
-        return Path(self.directory, "storage", "fit")
-
-    @property
-    def log(self) -> Path:
-        """What its workers did."""
-        return Path(self.directory, "log")
 
     @property
     def saving(self) -> Path:
@@ -122,11 +110,7 @@ def live(plan_json: str) -> None:
 
 def begin(plan: Plan) -> subprocess.Popen[str]:
     """Start a driver."""
-    # Ray's sessions too are below the directory, which whoever made it removes.
-    temporary = Path(plan.directory, "t")
-    temporary.mkdir(exist_ok=True)
-    environment = {"RAYTRIALS_GRACE_S": str(plan.grace_s), "TMPDIR": str(temporary)}
-    return start(SCRIPT, json.dumps(asdict(plan)), **environment)
+    return plan.start(SCRIPT, RAYTRIALS_GRACE_S=str(plan.grace_s))
 
 
 def wait_for_steps(plan: Plan, driver: subprocess.Popen[str], number: int) -> None:

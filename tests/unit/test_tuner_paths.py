@@ -279,10 +279,7 @@ def test_a_searcher_has_to_be_of_the_same_kind(old: Any, new: Any, agree: bool) 
 # --- overwrite -----------------------------------------------------------------------------------
 
 
-def test_overwrite_changes_nothing_before_the_fit_and_then_removes_all(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("raytrials.store.lease.SETTLE_S", 0.01)
+def test_overwrite_changes_nothing_before_the_fit_and_then_removes_all(place: Place) -> None:
     fitted(place, journal=True, param_space=SPACE)
     place.write("trial_a/checkpoint_000003/w", b"w")
     place.write("notes.txt", b"mine")

@@ -17,7 +17,7 @@ from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.plan import Action, At, Fault, Plan
 from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
-from raytrials.driver.recording import CONFIG
+from raytrials.driver.account import without_config
 from raytrials.driver.trial import Trial
 from raytrials.store.manifest import index_of
 
@@ -35,10 +35,6 @@ STATUSES = {
     Status.ABORTED: {Trial.TERMINATED},
     Status.FAILED: {Trial.ERROR},
 }
-
-
-def without_config(result: Any) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != CONFIG}
 
 
 def differences(trial: Trial, record: TrialRecord) -> list[str]:
