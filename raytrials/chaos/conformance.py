@@ -98,9 +98,17 @@ class DiskConformance:
     def test_writing_again_begins_from_the_beginning(self, place: Place) -> None:
         disk, root = place
         put(disk, root, {"file": b"long content"})
-        disk.write(f"{root}/file", b"short")
-        assert disk.read(f"{root}/file") == b"short"
-        assert disk.list_files(root)["file"].size == len(b"short")
+        for content in (b"short", b"longer again"):
+            disk.write(f"{root}/file", content)
+            assert disk.read(f"{root}/file") == content
+            assert disk.list_files(root)["file"].size == len(content)
+
+    def test_overwriting_leaves_nothing_of_what_was_there(self, place: Place) -> None:
+        disk, root = place
+        put(disk, root, {"file": b"long content"})
+        for content in (b"short", b"longer content again"):
+            disk.overwrite(f"{root}/file", content)
+            assert disk.read(f"{root}/file") == content
 
     def test_a_file_longer_than_a_chunk_stays_whole(self, place: Place) -> None:
         disk, root = place

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 SEARCHER, STOPPER, TRIALS = "searcher", "stopper", "trials"
 
 LEAST_PATIENCE_S = 5.0
-"""How long the storage may take at least for what is written at the end, however late it is."""
+"""How long the storage may take at least for each thing written at the end, however late it is."""
 
 RAY_STATE_S = 60.0
 """How often Ray's own state is written, unless `TUNE_GLOBAL_CHECKPOINT_S` says otherwise."""
@@ -76,6 +77,7 @@ _OURS = (
     "_chronicle",
     "_context",
     "_disk",
+    "_ending_s",
     "_lost",
     "_resumed_first",
     "_search",
@@ -127,6 +129,7 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._waiting: dict[Trial, Callable[[Trial], None]] = {}
         self._resumed_first: set[Trial] = set()
         self._lost: dict[str, str] = {}
+        self._ending_s: float | None = None  # when the fit began to end
         self._stopped: list[Trial] = []  # since the end of the step before
         if not os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
             kwargs.setdefault("checkpoint_period", RAY_STATE_S)
@@ -566,9 +569,14 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         return _ray.checkpoint_manager_of(self)
 
     def _patience_s(self) -> float:
-        """Return how long the storage may take for what is written at the end."""
+        """Return how long the storage may still take for all that is written at the end."""
         stop = self._context.stop
-        return max(LEAST_PATIENCE_S, stop.grace_left_s()) if stop.is_requested else CLOSE_S
+        if stop.is_requested:
+            left_s = stop.grace_left_s()
+        else:
+            self._ending_s = self._ending_s or time.monotonic()
+            left_s = self._ending_s + CLOSE_S - time.monotonic()
+        return max(LEAST_PATIENCE_S, left_s)
 
     def settle(self) -> None:
         """Wait until everything recorded so far is durable, and go on with what waited for it."""

@@ -64,6 +64,10 @@ class FencedDisk(Disk):
         self._check()
         self._disk.create_exclusive(path, data)
 
+    def overwrite(self, path: str, data: bytes) -> None:
+        self._check()
+        self._disk.overwrite(path, data)
+
     def hold(self, path: str) -> Hold | None:
         self._check()
         return self._disk.hold(path)

@@ -118,6 +118,11 @@ class LocalDisk(Disk):
         with _File(self._at(path), flags, fsync=self._fsync) as file:
             file.write(memoryview(data))
 
+    def overwrite(self, path: str, data: bytes) -> None:
+        with _File(self._at(path), os.O_WRONLY, fsync=self._fsync) as file:
+            file.write(memoryview(data))
+            file.cut(len(data))
+
     def hold(self, path: str) -> Hold | None:
         descriptor = os.open(self._at(path), os.O_RDWR | os.O_CREAT, 0o666)  # not inherited by exec
         try:
@@ -216,6 +221,9 @@ class _File:
         written = os.write(self._descriptor, data)
         while written < len(data):
             written += os.write(self._descriptor, data[written:])
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
 
 
 class _Appender:

@@ -159,8 +159,8 @@ class Lease:
             except OSError as error:
                 if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                     raise
-                # A disk that is full has no room for a second file; this one gives up its own.
-                site.disk.write(path, record.encode())
+                # A disk that is full has no room for a second file.
+                site.disk.overwrite(path, record.encode())
         else:
             site.disk.write(path, record.encode())
         if self._idle_s() >= site.expiry_s:

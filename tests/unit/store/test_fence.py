@@ -38,6 +38,7 @@ class TestFencedObjectStore(DiskConformance):
 CHANGES: dict[str, Callable[[Disk], object]] = {
     "create": lambda disk: disk.write("/d/new", b"x"),
     "replace by create": lambda disk: disk.write("/d/old", b"x"),
+    "overwrite": lambda disk: disk.overwrite("/d/old", b"x"),
     "append": lambda disk: disk.append("/d/old"),
     "create_exclusive": lambda disk: disk.create_exclusive("/d/new", b"x"),
     "hold": lambda disk: disk.hold("/d/new"),

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.full import kept_full, small_disk
 
 from raytrials.errors import ExperimentLockedError
 from raytrials.store.clock import SystemClock
@@ -222,3 +223,14 @@ def test_a_container_that_restarts_takes_over_from_its_predecessor_at_once(direc
         time.sleep(0.01)  # the children of what was killed end after it
     assert second.ask("start") == "2"
     second.end()
+
+
+def test_a_lease_is_renewed_on_a_disk_that_others_keep_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "256k") as disk:
+        lease = start(disk / "lease")
+        with kept_full(disk / "filler"):
+            for _ in range(300):
+                lease.renew()
+        with pytest.raises(ExperimentLockedError):
+            start(disk / "lease")
+        lease.release()
