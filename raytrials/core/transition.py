@@ -71,7 +71,8 @@ class Step(NamedTuple):
 def _on_assigned(step: Step, event: RunnerAssigned) -> None:
     latest = step.trial.attempt
     step.require(event.attempt == 0 or event.attempt > latest, f"its latest attempt is {latest}")
-    step.trial.reserved = event.attempt
+    # It stays: an attempt whose start was not recorded may have left a checkpoint.
+    step.trial.reserved = max(step.trial.reserved, event.attempt)
     step.trial.runner = event.runner
     step.enter(Status.SCHEDULED)
 

@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.events import Walk, anything, copy_of, dump, dump_rows
 
@@ -93,6 +93,8 @@ LEFT_TO_THE_DRIVER = (" trials of ", " run at once", " failures are counted", "w
 
 @patient
 @given(seeds, lengths)
+@example(1005, 0)
+@example(6685485, 0)
 def test_what_applies_breaks_no_invariant_that_is_the_folds_own(seed: int, length: int) -> None:
     walk, luck = Walk(seed), random.Random(seed)
     walk.steps(length)
