@@ -39,7 +39,7 @@ def check_all_done_once(plan: Plan, output: str) -> None:
 def test_each_signal_saves_what_class_trainables_have_and_no_step_is_made_again(
     workspace: Path,
 ) -> None:
-    plan = Plan(str(workspace), steps=60, handler=True)
+    plan = Plan(str(workspace), steps=120, handler=True)
     for number, code in (
         (signal.SIGTERM, 75),
         (signal.SIGHUP, 75),
