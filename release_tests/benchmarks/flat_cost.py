@@ -24,7 +24,8 @@ from typing import Any
 
 KINDS = ("raytrials", "vanilla")
 MOST = 1.3
-WARM_UP = 500
+WARM_UP = 200
+"""Events before the first round. In a round of 200 some ten trials are added."""
 
 
 def serve(kind: str, trials: int, directory: str) -> None:
@@ -133,7 +134,7 @@ def main() -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--trials", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--dir", help=argparse.SUPPRESS)
@@ -142,7 +143,7 @@ def main() -> int:
         serve(arguments.serve, arguments.trials, arguments.dir)
         return 0
     sizes = [20, 200] if arguments.quick else [100, 1_000, 10_000]
-    rounds, events = (3, 200) if arguments.quick else (arguments.rounds, 1_000)
+    rounds, events = (3, 100) if arguments.quick else (arguments.rounds, 200)
     events_us, whole = measure(sizes, rounds, events)
     print(f"{events} events a round, {rounds} rounds in turns, medians")
     print(f"{'':12}" + "".join(f"{trials:>12,}" for trials in sizes) + "   many / few")
