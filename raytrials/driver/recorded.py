@@ -471,6 +471,8 @@ class RecordedController(StepController):
             trial.create_placement_group_factory()
             trial.init_local_path()
             recording.added(trial)
+        # Ray's state has the trials in this order, whichever is saved first.
+        self._trial_metadata.setdefault(trial.trial_id, ("", ""))
         super().add_trial(trial)
 
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:  # noqa: ARG002, FBT001, FBT002 - Ray's signature

@@ -40,8 +40,6 @@ class StepController(_ray.TuneController):  # type: ignore[misc]
         """Add a trial as Ray does."""
         super().add_trial(trial)
         self._unfinished.note(trial)
-        # Ray's own state has the trials in this order, and not in that of its set of changed ones.
-        self._trial_metadata.setdefault(trial.trial_id, ("", ""))
 
     def _set_trial_status(self, trial: _ray.Trial, status: str) -> None:
         super()._set_trial_status(trial, status)
