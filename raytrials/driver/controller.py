@@ -118,12 +118,12 @@ class Controller(RecordedController):
         """Set up the callbacks, and take over what a driver before left unseen."""
         super().setup_experiments(experiments, total_num_samples)
         self._history = History(self._callbacks)
-        self._restore_ended_files()
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial, trial.told_iteration)
                 self._carry_out(trial)
                 self._put_out(trial)
+        self._restore_ended_files()
 
     def _restore_ended_files(self) -> None:
         """Bring files of trials to storage that ended after their driver's last upload."""
