@@ -21,7 +21,7 @@ import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import ray
 from ray import cloudpickle, exceptions
@@ -47,7 +47,9 @@ from ray.train._internal.storage import (
 )
 from ray.tune import ResultGrid
 from ray.tune.callback import CallbackList
-from ray.tune.execution.experiment_state import _ExperimentCheckpointManager
+from ray.tune.execution.experiment_state import (
+    _ExperimentCheckpointManager as ExperimentCheckpointManager,  # when the state is written
+)
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.experimental.output import ProgressReporter  # prints, with RAY_AIR_NEW_OUTPUT
@@ -61,10 +63,17 @@ from ray.tune.logger import CSVLoggerCallback, LoggerCallback, TBXLoggerCallback
 from ray.tune.progress_reporter import TrialProgressCallback  # prints, without it
 from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.schedulers import (
+    FIFOScheduler,
+    HyperBandForBOHB,
+    PopulationBasedTraining,
+    ResourceChangingScheduler,
+)
 from ray.tune.search import BasicVariantGenerator, SearchGenerator
 from ray.tune.search.variant_generator import _count_spec_samples
 from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
+from ray.tune.tune import _report_air_progress, _report_progress
 from ray.tune.tune import run as _tune_run
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import SafeFallbackEncoder
@@ -87,6 +96,7 @@ __all__ = [
     "AirEntrypoint",
     "CallbackList",
     "Experiment",
+    "ExperimentCheckpointManager",
     "FilesystemSyncer",
     "FunctionTrainable",
     "PlacementGroupResourceManager",
@@ -121,7 +131,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_maybe_update_trial_queue",
         "_update_trial_queue",
         "_create_checkpoint_manager",
-        "_get_trial_checkpoints",
         "_stop_experiment_if_needed",
         "_schedule_trial_actor",
         "_maybe_reuse_cached_actor",
@@ -141,6 +150,10 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_on_trial_reset",
         "_trial_task_failure",
         "_process_trial_failure",
+        "_set_trial_status",
+        "is_finished",
+        "_wrapped",
+        "_maybe_add_actors",
     ),
     Trial: (
         "__getstate__",
@@ -161,6 +174,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "_actor_task_failed",
         "_actor_start_failed",
         "next",
+        "num_pending_actors",
     ),
     PlacementGroupResourceManager: (
         "__init__",
@@ -177,6 +191,11 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     ),
     FilesystemSyncer: ("__init__", "_sync_up_command"),
     ResultGrid: ("__init__", "_populate_exception", "_trial_to_result"),
+    ExperimentCheckpointManager: (
+        "__init__",
+        "sync_up_experiment_state",
+        "_update_auto_checkpoint_time",
+    ),
     TunerInternal: (
         "__init__",
         "__getstate__",
@@ -197,7 +216,6 @@ USED: Mapping[type, tuple[str, ...]] = {
         "_process_trial_save",
         "_schedule_trial_task",
         "_schedule_trial_train",
-        "_set_trial_status",
         "_unstage_trial_with_resources",
     ),
     Trial: (
@@ -263,18 +281,23 @@ def tune_run(
     controller: Callable[..., TuneController],
     experiment: type[Experiment],
     catch_signals: Callable[[], threading.Event],
+    paced: Callable[[Callable[..., None]], Callable[..., None]],
 ) -> Callable[..., Any]:
     """Return `ray.tune.run` with our controller and experiment in place of Ray's.
 
     `run` asks `isinstance(x, Experiment)`, so the experiment has to be a class. The copy also names
     itself as `run`, so that no path inside leads back to the original. `run` calls `catch_signals`
-    when it has started Ray, and ends its loop when the event is set.
+    when it has started Ray, and ends its loop when the event is set. After each step it calls
+    `_report_progress` or `_report_air_progress` with controller and reporter, and at the end with
+    `done` or `force` as well; `paced` returns what is called in their place.
     """
     copy = rebind(
         _tune_run,
         TuneController=controller,
         Experiment=experiment,
         _setup_signal_catching=catch_signals,
+        _report_progress=paced(_report_progress),
+        _report_air_progress=paced(_report_air_progress),
         run=_tune_run,
     )
     copy.__globals__["run"] = copy
@@ -507,16 +530,6 @@ def register_checkpoint(trial: Trial, result: Any) -> list[str]:
     return out
 
 
-def checkpoint_manager_of(controller: Any) -> Any:
-    """Return what uploads a controller's state, at its times alone (`_create_checkpoint_manager`).
-
-    Ray's own also forces an upload whenever a trial has saved `num_to_keep` checkpoints.
-    """
-    return _ExperimentCheckpointManager(
-        storage=controller._storage, checkpoint_period=controller._checkpoint_period
-    )
-
-
 def keep_staging_directory(storage: StorageContext, before: StorageContext) -> None:
     """Let a driver use the local directory of the one before (`StorageContext._timestamp`)."""
     storage._timestamp = before._timestamp
@@ -631,6 +644,28 @@ def checkpoints_kept_by(scheduler: Any) -> list[str]:
         if checkpoint is not None:
             kept.append(str(checkpoint.path))
     return kept
+
+
+_CHOOSES_FIRST = FIFOScheduler.choose_trial_to_run
+_CHOOSES_UNFINISHED = (
+    PopulationBasedTraining.choose_trial_to_run,
+    HyperBandForBOHB.choose_trial_to_run,
+)
+
+
+def chooses_among(scheduler: Any) -> Literal["first", "unfinished"] | None:
+    """Return which trials a scheduler looks at when it chooses one to run (`get_trials`).
+
+    "first": at the first pending trial, else the first paused one, which it takes: FIFO and all
+    that leave the choice to it. "unfinished": at pending, paused and running ones: those whose
+    code is known here. None: who knows, such as a scheduler of the user's.
+    """
+    while type(scheduler) is ResourceChangingScheduler:
+        scheduler = scheduler._base_scheduler
+    choose = getattr(scheduler.choose_trial_to_run, "__func__", None)
+    if choose is _CHOOSES_FIRST:
+        return "first"
+    return "unfinished" if choose in _CHOOSES_UNFINISHED else None
 
 
 # --- search algorithms ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ and away from some nodes; which placement group it gets is `raytrials.driver.pla
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import ray
@@ -30,6 +30,7 @@ class ActorManager(_ray.RayActorManager):  # type: ignore[misc]
 
     Attributes:
         is_urgent: whether something but an actor is about to happen.
+        waiting: trials whose actors are requested as soon as the journal lets them.
     """
 
     def __init__(self, resource_manager: Placement) -> None:
@@ -38,12 +39,18 @@ class ActorManager(_ray.RayActorManager):  # type: ignore[misc]
         self._ahead: set[Any] = set()
         self._request_ahead_of_others = False
         self.is_urgent: Callable[[], bool] = lambda: False
+        self.waiting: Collection[Any] = ()
 
     def next(self, timeout: float | None = None) -> bool:
         """Wait for what happens next; not for long while something else is about to happen."""
         if self.is_urgent() and (timeout is None or timeout > URGENT_S):
             timeout = URGENT_S
         return bool(super().next(timeout))
+
+    @property
+    def num_pending_actors(self) -> int:
+        """How many actors are on their way: Ray requests no more than so many at a time."""
+        return int(super().num_pending_actors) + len(self.waiting)
 
     # --- recovered trials go first ---------------------------------------------------------------
 

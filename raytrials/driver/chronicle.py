@@ -274,7 +274,10 @@ class Chronicle:
             self._clock.monotonic() - self._snapshot_s,
             self._snapshot_cost_s,
         ):
+            # Its own time: on a busy machine it must not become rarer for what others cost it.
+            begun_s = time.thread_time()
             self.take_snapshot(parts())
+            self._snapshot_cost_s = time.thread_time() - begun_s
 
     def _require_lease(self) -> None:
         """Do nothing while the lease is this driver's, or may be again."""
@@ -316,11 +319,8 @@ class Chronicle:
         journal = self._journal
         if journal is None:
             return
-        # Its own time: on a busy machine it must not become rarer for what others cost it.
-        begun_s = time.thread_time()
         snapshot = Snapshot(self.state, parts)
         name, data = snapshot.name, snapshot.encode()
-        self._snapshot_cost_s = time.thread_time() - begun_s
         self._snapshot_seq = journal.seq
         self._snapshot_s = self._clock.monotonic()
         if at_once:

@@ -81,6 +81,7 @@ class Controller(RecordedController):
         super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
         self._actor_manager = ActorManager(resource_manager=placement)
         self._actor_manager.is_urgent = lambda: self._chronicle.is_awaited
+        self._actor_manager.waiting = self._waiting
         lease = self._lease
         self._syncer = StateSyncer(self._storage, lease.check)
         self._storage.syncer = self._syncer
@@ -117,12 +118,12 @@ class Controller(RecordedController):
         """Set up the callbacks, and take over what a driver before left unseen."""
         super().setup_experiments(experiments, total_num_samples)
         self._history = History(self._callbacks)
-        self._restore_ended_files()
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial, trial.told_iteration)
                 self._carry_out(trial)
                 self._put_out(trial)
+        self._restore_ended_files()
 
     def _restore_ended_files(self) -> None:
         """Bring files of trials to storage that ended after their driver's last upload."""
@@ -639,9 +640,12 @@ class Controller(RecordedController):
         self._take_over(trial)
         if trial.status != Trial.PENDING or trial in self._trial_to_actor:
             return  # what was taken over stopped it, or failed it, and it is on its way again
-        if trial in self._pending_trials_list:
-            self._pending_trials_list.remove(trial)
-        self._pending_trials_list.insert(0, trial)
+        line = self._pending_trials_list
+        if line and line[-1] is trial:  # as after each failure that need not wait
+            line.pop()
+        elif trial in line:
+            line.remove(trial)
+        line.insert(0, trial)
         if trial not in self._staged_trials:
             self._staged_trials.add(trial)
             self._actor_cache.increase_max(trial.placement_group_factory)

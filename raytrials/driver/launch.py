@@ -22,6 +22,7 @@ from raytrials.driver.beginning import Beginning
 from raytrials.driver.checkpoints import Checkpoints
 from raytrials.driver.continued import ContinuedController
 from raytrials.driver.controller import Controller
+from raytrials.driver.pace import paced
 from raytrials.driver.reopened import Reopened
 from raytrials.driver.signals import StopRequest, catching_signals
 from raytrials.driver.space import describe
@@ -217,7 +218,7 @@ def _run(
         return context.stop.done
 
     return _ray.tune_run(
-        functools.partial(controller, context), _experiment_class(context), catch_signals
+        functools.partial(controller, context), _experiment_class(context), catch_signals, paced
     )
 
 

@@ -39,6 +39,7 @@ from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
 from raytrials.driver.chronicle import CLOSE_S, Chronicle
+from raytrials.driver.raystate import RayState
 from raytrials.driver.rebuild import (
     RAY_STATUS,
     forget_progress,
@@ -49,6 +50,7 @@ from raytrials.driver.rebuild import (
 )
 from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
+from raytrials.driver.step import StepController
 from raytrials.driver.trial import FitContext, Trial, adopt
 from raytrials.errors import ExperimentExistsError, UnpicklableStateError
 from raytrials.store.location import disk_of
@@ -62,10 +64,6 @@ SEARCHER, STOPPER, TRIALS = "searcher", "stopper", "trials"
 
 LEAST_PATIENCE_S = 5.0
 """How long the storage may take at least for each thing written at the end, however late it is."""
-
-RAY_STATE_S = 60.0
-"""How often Ray's own state is written, unless `TUNE_GLOBAL_CHECKPOINT_S` says otherwise."""
-
 
 WRITTEN_BY = "raytrials_session"
 """In Ray's state: which session of ours wrote it. Vanilla Ray carries it along unread, under a
@@ -106,7 +104,7 @@ def _events_of(
     return events
 
 
-class RecordedController(_ray.TuneController):  # type: ignore[misc]
+class RecordedController(StepController):
     """Ray's trial controller, with a chronicle.
 
     Args:
@@ -131,8 +129,6 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         self._lost: dict[str, str] = {}
         self._ending_s: float | None = None  # when the fit began to end
         self._stopped: list[Trial] = []  # since the end of the step before
-        if not os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
-            kwargs.setdefault("checkpoint_period", RAY_STATE_S)
         super().__init__(**kwargs)
         self._disk = disk_of(self._storage.storage_filesystem)
         self._chronicle = context.chronicle = Chronicle(
@@ -475,6 +471,8 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             trial.create_placement_group_factory()
             trial.init_local_path()
             recording.added(trial)
+        # Ray's state has the trials in this order, whichever is saved first.
+        self._trial_metadata.setdefault(trial.trial_id, ("", ""))
         super().add_trial(trial)
 
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:  # noqa: ARG002, FBT001, FBT002 - Ray's signature
@@ -491,35 +489,40 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         """Sample trials as Ray does, when all that were there before have started."""
         if self._context.stop.is_requested:
             return
-        self._resumed_first = {
-            one
-            for one in self._resumed_first
-            if one.status == Trial.PENDING and one not in self._trial_to_actor
-        }
         if not self._resumed_first:
             super()._maybe_update_trial_queue()
+
+    def _set_trial_status(self, trial: Trial, status: str) -> None:
+        super()._set_trial_status(trial, status)
+        if status != Trial.PENDING:
+            self._resumed_first.discard(trial)
 
     def _is_cleared(self, trial: Trial, start: Callable[[Trial], None]) -> bool:
         """Whether an actor may be requested for a trial; otherwise `start` is called when it may.
 
         There is room for it, the number of its attempt is durable, and nobody asked for a stop.
         """
-        limit = self._chronicle.state.max_concurrent
-        if self._context.stop.is_requested:
-            limit = 0
-        if limit is None or len(self._trial_to_actor) < limit:
+        if self._has_room():
             trial.init_local_path()  # the attempt's names are looked for in its directory
             trial.begin_attempt()
             if self._chronicle.is_durable(trial.assigned_seq):
                 self._waiting.pop(trial, None)
+                self._resumed_first.discard(trial)
                 return True
             self._chronicle.await_durable(trial.assigned_seq)
         self._waiting[trial] = start
         return False
 
+    def _has_room(self) -> bool:
+        """Whether one more trial may have an actor."""
+        if self._context.stop.is_requested:
+            return False
+        limit = self._chronicle.state.max_concurrent
+        return limit is None or len(self._trial_to_actor) < limit
+
     def _start_waiting(self) -> None:
         """Request actors for the trials that may have them by now, in their order."""
-        for trial, start in list(self._waiting.items()):
+        for trial, start in list(self._waiting.items()) if self._has_room() else ():
             if trial.status != Trial.PENDING or trial in self._trial_to_actor:
                 self._waiting.pop(trial, None)
             else:
@@ -554,19 +557,18 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
         super()._schedule_trial_stop(trial, exception=exception)
         self._stopped.append(trial)
 
-    def _get_trial_checkpoints(self) -> dict[str, Any]:
-        # Ray's own are in the order of a set.
-        changed = self._trials_to_cache
-        if changed:
-            for trial in self._trials if len(changed) > 1 else changed:
-                if trial in changed:
-                    self._trial_metadata.setdefault(trial.trial_id, ("", ""))
-        found: dict[str, Any] = super()._get_trial_checkpoints()
-        return found
-
     def _create_checkpoint_manager(self) -> Any:
         # The journal makes up for what Ray's own state does not know yet.
-        return _ray.checkpoint_manager_of(self)
+        if os.environ.get("TUNE_GLOBAL_CHECKPOINT_S"):
+            return _ray.ExperimentCheckpointManager(
+                storage=self._storage, checkpoint_period=self._checkpoint_period
+            )
+        return RayState(self._storage, self._has_news)
+
+    def _has_news(self) -> bool:
+        """Whether Ray's state on storage lacks something; that it has arrived is recorded too."""
+        state = self._chronicle.state
+        return state.seq > state.mirrored_seq + 1
 
     def _patience_s(self) -> float:
         """Return how long the storage may still take for all that is written at the end."""

@@ -16,7 +16,9 @@ import pytest
 import ray
 from packaging.requirements import Requirement
 from ray import tune
-from ray.tune import Callback
+from ray.tune import Callback, schedulers
+from ray.tune.execution import tune_controller
+from ray.tune.execution.tune_controller import TrialRunnerWrapper
 from ray.tune.impl import tuner_internal
 from ray.tune.logger import (
     CSVLoggerCallback,
@@ -35,6 +37,7 @@ from raytrials.driver.continued import ContinuedController
 from raytrials.driver.controller import Controller
 from raytrials.driver.launch import TunerInternal
 from raytrials.driver.placement import Placement
+from raytrials.driver.raystate import RayState
 from raytrials.driver.result import TrialResultGrid
 from raytrials.driver.retention import StateSyncer
 from raytrials.driver.storage import TrialStorage
@@ -50,6 +53,7 @@ OURS = {
     _ray.ResultGrid: TrialResultGrid,
     _ray.StorageContext: TrialStorage,
     _ray.FilesystemSyncer: StateSyncer,
+    _ray.ExperimentCheckpointManager: RayState,
 }
 
 # Ray's parameters, without self, as our overrides and calls pass them on.
@@ -70,6 +74,11 @@ PARAMETERS = {
     (_ray.TuneController, "_process_trial_failure"): ["trial", "exception"],
     (_ray.TuneController, "_on_restoring_result"): ["trial", "result"],
     (_ray.TuneController, "_set_trial_status"): ["trial", "status"],
+    (_ray.TuneController, "is_finished"): [],
+    (_ray.TuneController, "_wrapped"): [],
+    (_ray.TuneController, "_maybe_add_actors"): [],
+    (_ray.ExperimentCheckpointManager, "sync_up_experiment_state"): ["save_fn", "force", "wait"],
+    (_ray.ExperimentCheckpointManager, "_update_auto_checkpoint_time"): ["time_taken"],
     (_ray.TuneController, "_unstage_trial_with_resources"): ["trial"],
     (_ray.TuneController, "_mark_trial_to_checkpoint"): ["trial"],
     (_ray.Trial, "handle_error"): ["exc"],
@@ -263,13 +272,60 @@ def test_the_loggers_have_the_names_that_we_use() -> None:
 
 def test_the_rebound_run_names_ours_and_leaves_rays_alone() -> None:
     event = threading.Event()
-    copy = _ray.tune_run(Controller, _ray.Experiment, lambda: event)
+    told: list[Any] = []
+    copy = _ray.tune_run(Controller, _ray.Experiment, lambda: event, lambda real: told.append)
+    copy.__globals__["_report_progress"](1)
+    copy.__globals__["_report_air_progress"](2)
+    assert told == [1, 2]
     assert copy.__globals__["_setup_signal_catching"]() is event
     assert copy.__globals__["run"] is copy
     assert copy.__globals__["TuneController"] is Controller
     assert copy.__kwdefaults__ == run.__kwdefaults__
     assert run.__globals__["TuneController"] is _ray.TuneController
     assert run.__globals__["run"] is run
+
+
+def test_a_scheduler_is_asked_first_when_actors_are_added_and_looks_as_we_think() -> None:
+    adding = inspect.getsource(_ray.TuneController._maybe_add_actors)
+    assert "self._scheduler_alg.choose_trial_to_run(self._wrapped())" in adding
+    assert adding.count("_wrapped()") == 1
+    seen = inspect.getsource(TrialRunnerWrapper)
+    assert "def __getattr__" in seen, "Ray's wrapper has get_trials of its own now"
+    assert "def get_trials" not in seen, "Ray's wrapper has get_trials of its own now"
+    for kind, looks_at in {
+        schedulers.FIFOScheduler: 2,
+        schedulers.PopulationBasedTraining: 1,
+        schedulers.HyperBandForBOHB: 1,
+        schedulers.HyperBandScheduler: 0,
+    }.items():
+        source = inspect.getsource(kind.choose_trial_to_run)
+        assert source.count("get_trials()") == looks_at, f"Ray moved {kind.__qualname__}"
+
+
+def test_a_status_changes_in_one_place_once_a_trial_was_added() -> None:
+    source = inspect.getsource(tune_controller)
+    for name in ("_set_trial_status", "_requeue_restored_trials"):  # the latter adds them
+        method = inspect.getsource(getattr(_ray.TuneController, name))
+        assert ".set_status(" in method
+        source = source.replace(method, "")
+    assert ".set_status(" not in source
+
+
+def test_progress_is_reported_as_we_pace_it() -> None:
+    source = inspect.getsource(run)
+    for call in (
+        "_report_progress(runner, progress_reporter)",
+        "_report_progress(runner, progress_reporter, done=True)",
+        "_report_air_progress(runner, air_progress_reporter)",
+        "_report_air_progress(runner, air_progress_reporter, force=True)",
+    ):
+        assert call in source, f"Ray reports progress otherwise: {call}"
+
+
+def test_rays_state_is_paced_by_the_name_that_we_set() -> None:
+    source = inspect.getsource(_ray.ExperimentCheckpointManager.sync_up_experiment_state)
+    assert "now - self._last_save_time < self._checkpoint_period and not force" in source
+    assert "self._update_auto_checkpoint_time(time_taken=checkpoint_time_taken)" in source
 
 
 def test_rebinding_a_name_that_is_gone_is_an_error() -> None:

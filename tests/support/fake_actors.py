@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from raytrials.chaos import FakeCluster
@@ -59,6 +59,7 @@ class FakeActorManager:
         self._tasks: dict[int, Task] = {}
         self._to_kill: list[Tracked] = []
         self._failed: set[int] = set()
+        self.waiting: Collection[Any] = ()
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class FakeActorManager:
 
     @property
     def num_pending_actors(self) -> int:
-        return len(self.pending_actors)
+        return len(self.pending_actors) + len(self.waiting)
 
     @property
     def num_total_actors(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 from support.script import Raise, Script
 from support.scripted import Experiment, Outcome
 
 from raytrials.chaos.disk import FakeLocal, FakeObjectStore
 from raytrials.chaos.plan import Action, At, Fault, Plan
+from raytrials.core.event import DecisionMade
 
 Fake = FakeLocal | FakeObjectStore
 KINDS = pytest.mark.parametrize("make", [FakeLocal, FakeObjectStore])
@@ -169,3 +173,19 @@ def test_the_next_driver_finishes_what_a_dead_one_had_begun(
     after = experiment.resume()
     assert before.stopped
     assert {row.trial_id: row for row in after.table} == {row.trial_id: row for row in whole.table}
+
+
+def test_a_trial_has_its_rows_when_its_driver_died_before_it_could_stop_it(tmp_path: Path) -> None:
+    script = replace(SCRIPT, trials=1, steps=2, callbacks=[JsonLoggerCallback])
+    whole = fit(script, (), FakeLocal, tmp_path / "whole")
+    # The last save, after which it is stopped.
+    number = next(one.number for one in whole.operations if "checkpoint_000001" in one.path)
+    experiment = Experiment(script, FakeLocal(), tmp_path / "cut")
+    experiment.run(stop_at=number)
+    assert type(experiment.events()[-1]) is DecisionMade
+    shutil.rmtree(tmp_path / "cut")  # the files of the driver's own Ray
+    experiment.disk.end_process()  # type: ignore[union-attr]
+    experiment.resume()
+    (rows,) = [data for name, data in experiment.files().items() if name.endswith("result.json")]
+    iterations = [json.loads(row)["training_iteration"] for row in rows.splitlines()]
+    assert iterations == [1, 2]
