@@ -475,6 +475,8 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             trial.create_placement_group_factory()
             trial.init_local_path()
             recording.added(trial)
+        # Ray's state has the trials in this order, whichever is saved first.
+        self._trial_metadata.setdefault(trial.trial_id, ("", ""))
         super().add_trial(trial)
 
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:  # noqa: ARG002, FBT001, FBT002 - Ray's signature
@@ -553,16 +555,6 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
     def _schedule_trial_stop(self, trial: Trial, exception: Exception | None = None) -> None:
         super()._schedule_trial_stop(trial, exception=exception)
         self._stopped.append(trial)
-
-    def _get_trial_checkpoints(self) -> dict[str, Any]:
-        # Ray's own are in the order of a set.
-        changed = self._trials_to_cache
-        if changed:
-            for trial in self._trials if len(changed) > 1 else changed:
-                if trial in changed:
-                    self._trial_metadata.setdefault(trial.trial_id, ("", ""))
-        found: dict[str, Any] = super()._get_trial_checkpoints()
-        return found
 
     def _create_checkpoint_manager(self) -> Any:
         # The journal makes up for what Ray's own state does not know yet.

@@ -562,6 +562,12 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self._default_result_or_future = None
             return None
 
+    def forget_passing(self) -> None:
+        """Let go of what can be made again, or matters while the trial runs alone."""
+        self.invalidate_json_state()
+        if set(self.run_metadata.last_result) - {_TRIAL_ID}:
+            self._default_result_or_future = None
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own trial: what is left behind can be read without raytrials."""
         return (object.__new__, (_ray.Trial,), self.__getstate__())
