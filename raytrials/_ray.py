@@ -78,6 +78,7 @@ from ray.tune.trainable.metadata import (
 from ray.tune.tune import run as _tune_run
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import SafeFallbackEncoder
+from ray.util import debug as ray_debug
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrials import settings
@@ -547,6 +548,16 @@ def trial_from_json(text: str, checkpoint_config: Any) -> Trial:
     trial = Trial.from_json_state(text)
     trial.run_metadata.checkpoint_manager = CheckpointManager(checkpoint_config)
     return trial
+
+
+def forget_encoded() -> None:
+    """Have Ray forget which objects of saved states it has logged (`log_once`, `_logged`).
+
+    It notes each as a text, with all that is in it, and keeps that until the process ends.
+    """
+    for key in list(ray_debug._logged):
+        if key.startswith("tune_func_encode:"):
+            ray_debug.reset_log_once(key)
 
 
 def max_concurrent_of(search_alg: Any) -> int | None:

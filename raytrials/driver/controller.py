@@ -28,7 +28,7 @@ from raytrials.driver import errorfile, recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.check import check
-from raytrials.driver.ended import Ended, PackedState
+from raytrials.driver.ended import Ended, PackedState, latest_path
 from raytrials.driver.history import History
 from raytrials.driver.placement import Placement
 from raytrials.driver.recorded import RecordedController
@@ -490,9 +490,12 @@ class Controller(RecordedController):
         """Return the checkpoints that some trial is restored from, or may be."""
         used = set(_ray.checkpoints_kept_by(self._scheduler_alg))
         for trial in self._live_trials:
-            for result in (trial.latest_checkpoint_result, trial.temporary_state.restoring_from):
-                if result is not None:
-                    used.add(result.checkpoint.path)
+            restoring_from = trial.temporary_state.restoring_from
+            if restoring_from is not None:
+                used.add(restoring_from.checkpoint.path)
+            latest = latest_path(trial)
+            if latest is not None:
+                used.add(latest)
         return used
 
     # --- results ---------------------------------------------------------------------------------

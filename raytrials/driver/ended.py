@@ -51,10 +51,11 @@ class _Contents:
     They say the same in two ways, so that the second costs little.
     """
 
-    __slots__ = ("_kept", "_packed")
+    __slots__ = ("_kept", "_packed", "latest_path")
     _packer = Packer(6)
 
-    def __init__(self, text: str, values: dict[str, Any]) -> None:
+    def __init__(self, text: str, values: dict[str, Any], latest_path: str | None) -> None:
+        self.latest_path = latest_path
         self._kept: list[Any] = []
         data = io.BytesIO()
         _Pickler(data, self._kept).dump(values)
@@ -184,13 +185,23 @@ def pack(trial: Trial) -> PackedState:
     trial.forget_passing()
     if not isinstance(metadata, EndedMetadata):
         own: dict[str, Any] = metadata.__dict__
-        contents = _Contents(text, {name: own[name] for name in _OBJECTS})
+        objects = {name: own[name] for name in _OBJECTS}
+        contents = _Contents(text, objects, latest_path(trial))
         for name in (*_OBJECTS, _TEXT):
             own.pop(name, None)
         own[_PACKED] = contents
         # Not by assignment: for Ray's class that is a change of what it says.
         object.__setattr__(metadata, "__class__", EndedMetadata)
     return PackedState(state, metadata)
+
+
+def latest_path(trial: Trial) -> str | None:
+    """Return the path of a trial's latest checkpoint, None if it has none; unpacks nothing."""
+    contents = trial.run_metadata.__dict__.get(_PACKED)
+    if contents is not None:
+        return contents.latest_path  # type: ignore[no-any-return]
+    checkpoint = trial.checkpoint
+    return None if checkpoint is None else checkpoint.path
 
 
 def _share(trial: Trial) -> None:
@@ -288,6 +299,7 @@ class Ended:
         except Exception:
             # A user's class may do anything when it is pickled; Ray's own save will say so.
             logger.debug("%s stays as it is in memory.", trial, exc_info=True)
+        _ray.forget_encoded()
 
 
 def _is_unpacked(trial: Trial) -> bool:

@@ -3,11 +3,13 @@
 The same trials (class trainable, `reuse_actors=True`) run under vanilla and under raytrials, each
 in a process and a Ray of its own. Between two moments of a fit, the first when a quarter of the
 trials has ended and the second when all but a few have, it is counted what came to stay for each
-trial that ended in between: Python's own memory (`tracemalloc`), the driver's resident memory,
-threads and open files. The aim is at most 20 KB of Python's memory, no thread and no file.
+trial that ended in between: Python's own memory (`tracemalloc`), and, in a second fit without that,
+the driver's resident memory, threads and open files. The aim is at most 20 KB of Python's memory,
+no thread and no file.
 
 Three kinds of trials: trivial ones, some with 20 metrics and 10 results, and the same with 10
-checkpoints. `--quick` runs few trivial ones, which only shows that the benchmark runs.
+checkpoints. `--quick` runs few trivial ones once, which only shows that the
+benchmark runs.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ def held() -> dict[str, float]:
     """Return what this process holds now."""
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if tracemalloc.is_tracing():
+        return {"python_kb": tracemalloc.get_traced_memory()[0] / 1000}
     return {
-        "python_kb": tracemalloc.get_traced_memory()[0] / 1000,
         "resident_kb": resident / 1000,
         "threads": threading.active_count(),
         "files": len(list(Path("/proc/self/fd").iterdir())),
@@ -65,7 +68,7 @@ class Watch:
             self.seen.append((len(self.ended), held()))
 
 
-def measure(tuner: str, kind: str, trials: int) -> dict[str, float]:
+def measure(tuner: str, kind: str, trials: int, *, traced: bool) -> dict[str, float]:
     """Run one fit in this process and return what each ended trial left."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -106,7 +109,8 @@ def measure(tuner: str, kind: str, trials: int) -> dict[str, float]:
             _temp_dir=f"{directory}/ray",
         )
         try:
-            tracemalloc.start()
+            if traced:
+                tracemalloc.start()
             grid = {"vanilla": tune.Tuner, "raytrials": Tuner}[tuner](
                 Trivial,
                 param_space={"x": tune.grid_search(list(range(trials)))},
@@ -129,12 +133,14 @@ def measure(tuner: str, kind: str, trials: int) -> dict[str, float]:
     return {name: (last[name] - first[name]) / (after - before) for name in first}
 
 
-def in_own_process(tuner: str, kind: str, trials: int) -> dict[str, float]:
-    """Measure in a fresh process and Ray."""
-    command = [sys.executable, __file__, "--measure", tuner, "--kind", kind]
-    command += ["--trials", str(trials)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+def in_own_process(tuner: str, kind: str, trials: int, *, quick: bool) -> dict[str, float]:
+    """Measure in fresh processes and Rays."""
+    figures: dict[str, float] = {}
+    for traced in ["--traced"] if quick else ["--traced", "--no-traced"]:
+        command = [sys.executable, __file__, "--measure", tuner, "--kind", kind, traced]
+        command += ["--trials", str(trials)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        figures |= json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 
 
@@ -145,14 +151,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kind", choices=list(KINDS))
     parser.add_argument("--measure", choices=["vanilla", "raytrials"], help=argparse.SUPPRESS)
+    parser.add_argument("--traced", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.kind, arguments.trials)))
+        kind, trials, traced = arguments.kind, arguments.trials, arguments.traced
+        print(json.dumps(measure(arguments.measure, kind, trials, traced=traced)))
         return
     trials = 40 if arguments.quick else arguments.trials
     for kind in [arguments.kind] if arguments.kind else list(KINDS)[: 1 if arguments.quick else 3]:
         print(f"each ended trial of {trials}, {kind}")
-        vanilla, ours = (in_own_process(tuner, kind, trials) for tuner in ("vanilla", "raytrials"))
+        vanilla, ours = (
+            in_own_process(tuner, kind, trials, quick=arguments.quick)
+            for tuner in ("vanilla", "raytrials")
+        )
         for name in vanilla:
             print(f"  {name:12} vanilla {vanilla[name]:8.2f}  raytrials {ours[name]:8.2f}")
 
