@@ -604,6 +604,7 @@ class Controller(RecordedController):
 
     def _release(self, trial: Trial) -> None:
         self._history.release(trial)
+        self._retention.forget(trial.kept_paths())
 
     # --- failures --------------------------------------------------------------------------------
 

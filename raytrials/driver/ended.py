@@ -9,6 +9,7 @@ for one gets it, and whoever changes one has Ray's own metadata again.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import sys
@@ -33,11 +34,12 @@ AGAIN_S = 60.0
 """How often it is looked for trials that somebody has unpacked."""
 
 _STEPS = "metric_n_steps"  # of which nobody but Ray's own code for the next result makes use
-_READ = ("metric_analysis", "checkpoint_manager")
-_OBJECTS = (_STEPS, *_READ)
+_ANALYSIS = "metric_analysis"
+_OBJECTS = (_ANALYSIS, "checkpoint_manager")
 _PACKED = "_packed"
 _TEXT = "_cached_json"
 
+_NUMBERS = (bool, int, float)
 _SCALARS = (bool, int, float, str, type(None))
 _CONTAINERS = (bytes, tuple, list, dict, set, frozenset, deque)
 _RAY = (_ray.CheckpointManager, _ray.TrainingResult, Checkpoint)
@@ -46,19 +48,26 @@ _COPIED = frozenset((*_SCALARS, *_CONTAINERS, *_RAY))
 
 
 class _Contents:
-    """Ray's text of a trial's metadata, and the objects in that: one compressed stream.
+    """Ray's text of a trial's metadata, and what cannot be made of that again as it was.
 
-    They say the same in two ways, so that the second costs little.
+    One compressed stream: they say much the same, so the second costs little.
+
+    Args:
+        text: Ray's.
+        objects: the analysis of its metrics, and its checkpoints.
+        latest_path: of its latest checkpoint.
     """
 
     __slots__ = ("_kept", "_packed", "latest_path")
     _packer = Packer(6)
 
-    def __init__(self, text: str, values: dict[str, Any], latest_path: str | None) -> None:
+    def __init__(self, text: str, objects: dict[str, Any], latest_path: str | None) -> None:
         self.latest_path = latest_path
         self._kept: list[Any] = []
+        if _is_json(objects[_ANALYSIS]):
+            objects = {name: one for name, one in objects.items() if name != _ANALYSIS}
         data = io.BytesIO()
-        _Pickler(data, self._kept).dump(values)
+        _Pickler(data, self._kept).dump(objects)
         self._packed: Packed = self._packer.pack(f"{text}\0{data.getvalue().hex()}")
 
     @property
@@ -66,11 +75,25 @@ class _Contents:
         """Ray's text."""
         return str(self._packed).partition("\0")[0]
 
-    def values(self) -> dict[str, Any]:
-        """Return the objects, made anew."""
-        data = bytes.fromhex(str(self._packed).rpartition("\0")[2])
-        found: dict[str, Any] = _Unpickler(io.BytesIO(data), self._kept).load()
+    def objects(self) -> dict[str, Any]:
+        """Return analysis and checkpoints, made anew."""
+        text, _, data = str(self._packed).rpartition("\0")
+        found: dict[str, Any] = _Unpickler(io.BytesIO(bytes.fromhex(data)), self._kept).load()
+        if _ANALYSIS not in found:
+            found[_ANALYSIS] = json.loads(text)[_ANALYSIS]
         return found
+
+    def steps(self) -> Any:
+        """Return the latest values of each metric, made anew."""
+        return _ray.TrainingRunMetadata.from_json_state(self.text).metric_n_steps
+
+
+def _is_json(analysis: dict[str, dict[str, Any]]) -> bool:
+    """Whether JSON brings the analysis of metrics as it is."""
+    return all(
+        type(name) is str and all(type(value) in _NUMBERS for value in one.values())
+        for name, one in analysis.items()
+    )
 
 
 class _Pickler(pickle.Pickler):
@@ -106,18 +129,19 @@ class EndedMetadata(_ray.TrainingRunMetadata):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         """Unpack what is asked for; Python asks for what is not there alone."""
         contents = self.__dict__.get(_PACKED)
-        if contents is None or name not in _OBJECTS:
+        if contents is None or name not in {_STEPS, *_OBJECTS}:
             raise AttributeError(name)
-        values = contents.values()
-        for one in _OBJECTS if name == _STEPS else _READ:
-            self.__dict__.setdefault(one, values[one])
+        self._take({_STEPS: contents.steps()} if name == _STEPS else contents.objects())
         return self.__dict__[name]
+
+    def _take(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self.__dict__.setdefault(name, value)
 
     def unpack(self) -> None:
         """Become Ray's own metadata again."""
         contents = self.__dict__.pop(_PACKED)
-        for name, value in contents.values().items():
-            self.__dict__.setdefault(name, value)
+        self._take({**contents.objects(), _STEPS: contents.steps()})
         self.__dict__[_TEXT] = None
         self.__class__ = _ray.TrainingRunMetadata
 
@@ -140,7 +164,9 @@ class EndedMetadata(_ray.TrainingRunMetadata):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own metadata."""
-        state = {**self.__dict__[_PACKED].values(), **self.__dict__, _TEXT: None}
+        contents = self.__dict__[_PACKED]
+        made = {**contents.objects(), _STEPS: contents.steps()}
+        state = {**made, **self.__dict__, _TEXT: None}
         del state[_PACKED]
         return (object.__new__, (_ray.TrainingRunMetadata,), state)
 
@@ -187,7 +213,7 @@ def pack(trial: Trial) -> PackedState:
         own: dict[str, Any] = metadata.__dict__
         objects = {name: own[name] for name in _OBJECTS}
         contents = _Contents(text, objects, latest_path(trial))
-        for name in (*_OBJECTS, _TEXT):
+        for name in (*_OBJECTS, _STEPS, _TEXT):
             own.pop(name, None)
         own[_PACKED] = contents
         # Not by assignment: for Ray's class that is a change of what it says.
@@ -294,7 +320,8 @@ class Ended:
         factory = trial.placement_group_factory
         try:
             trial.placement_group_factory = self._factories.setdefault(factory, factory)
-            self._release(trial)
+            if _is_unpacked(trial):
+                self._release(trial)
             self._keep(trial, pack(trial))
         except Exception:
             # A user's class may do anything when it is pickled; Ray's own save will say so.

@@ -72,6 +72,8 @@ def measure(tuner: str, kind: str, trials: int, *, traced: bool) -> dict[str, fl
     """Run one fit in this process and return what each ended trial left."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Trials that wait take memory too; there are as many of them at both moments.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(LAST // 2)
     import ray  # noqa: PLC0415 - it reads the environment when it is imported
     from ray import tune  # noqa: PLC0415
 
