@@ -475,9 +475,9 @@ class RecordedController(_ray.TuneController):  # type: ignore[misc]
             trial.create_placement_group_factory()
             trial.init_local_path()
             recording.added(trial)
+        super().add_trial(trial)
         # Ray's state has the trials in this order, whichever is saved first.
         self._trial_metadata.setdefault(trial.trial_id, ("", ""))
-        super().add_trial(trial)
 
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:  # noqa: ARG002, FBT001, FBT002 - Ray's signature
         # Ray's waits in here when nothing runs; the loop comes again by itself.
