@@ -7,6 +7,7 @@ It changes what a text costs, and never what it says.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +85,10 @@ def pack(text: str) -> Packed:
 
 
 class _PackedField:
-    """A slot of a class in which a value is kept packed; an empty one as it is."""
+    """A slot of a class in which a value is kept packed.
+
+    One that is empty, or is not made of plain values yet, is kept as it is.
+    """
 
     def __init__(
         self, slot: Any, packer: Packer, dump: Callable[[Any], str], load: Callable[[str], Any]
@@ -101,7 +105,11 @@ class _PackedField:
         return self._load(str(value)) if isinstance(value, Packed) else value
 
     def __set__(self, owner: object, value: Any) -> None:
-        self._slot.__set__(owner, self._packer.pack(self._dump(value)) if value else value)
+        kept = value
+        if value:
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                kept = self._packer.pack(self._dump(value))
+        self._slot.__set__(owner, kept)
 
 
 def keep_packed(

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import sys
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_a_record_gives_what_it_was_given_and_keeps_it_packed() -> None:
     assert trial.state == ""
     assert TrialRecord.from_json(json.loads(json.dumps(trial.to_json()))) == trial
     assert copy.deepcopy(trial) == trial
+
+
+def test_a_record_of_what_is_not_plain_yet_has_it_as_it_is() -> None:
+    metrics = {"loss": 0.1, "odd": {object(), 3}}
+    assert CheckpointRecord(1, 2, 3, metrics).metrics is metrics
+    looped: dict[str, Any] = {}
+    looped["self"] = looped
+    assert TrialRecord("t", 0, analysis=looped).analysis is looped
 
 
 def test_records_have_one_name_for_all_metrics_of_a_name() -> None:
