@@ -12,12 +12,12 @@ import logging
 import posixpath
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from raytrials import settings
 from raytrials.core.event import DriverDetached, Event, Record
 from raytrials.core.fold import apply
 from raytrials.core.state import ExperimentState, TrialRecord
+from raytrials.driver.background import Background
 from raytrials.errors import LeaseExpiredError, LeaseLostError, StorageError
 from raytrials.store import snapshot as snapshots
 from raytrials.store.clock import Clock, SystemClock
@@ -82,7 +82,7 @@ class Chronicle:
         self._in_background = in_background
         self._journal: Journal | None = None
         self._pump: Pump | None = None
-        self._writer: ThreadPoolExecutor | None = None
+        self._writer: Background | None = None
         self._interval_s = 0.0
         self._durable_seq = 0
         self._snapshot_seq = 0
@@ -146,7 +146,7 @@ class Chronicle:
         if self._in_background:
             self._pump = Pump(self._journal, self._interval_s)
             self._pump.start()
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="raytrials-snapshot")
+            self._writer = Background("raytrials-snapshot")
 
     def _secure_directories(self) -> None:
         """Make the experiment's own directory durable: Ray makes it, and syncs nothing."""
@@ -179,8 +179,6 @@ class Chronicle:
         if self._has_given_up or self._lease.is_lost:
             if self._pump is not None:
                 self._pump.abandon()
-            if self._writer is not None:
-                self._writer.shutdown(wait=False, cancel_futures=True)
             return False
         if self.state.is_attached:
             journal.append(DriverDetached(reason))
@@ -188,9 +186,10 @@ class Chronicle:
             journal.sync()
             journal.close()
             return True
+        until_s = time.monotonic() + timeout_s
         done = self._pump.close(timeout_s)
-        if self._writer is not None:
-            self._writer.shutdown(wait=done, cancel_futures=True)
+        if done and self._writer is not None:
+            self._writer.close(max(0.0, until_s - time.monotonic()))
         if not done:
             logger.error(
                 "The last %d events of the journal are not on storage.",

@@ -456,7 +456,7 @@ class Controller(RecordedController):
         if wait:
             self._retention.start()
             self.settle()
-            self._retention.finish()
+            self._retention.finish(self._patience_s())
         else:
             self._retention.tick()
 
@@ -476,13 +476,14 @@ class Controller(RecordedController):
         try:
             super().cleanup()
         finally:
-            self._retention.close()
+            self._retention.close(self._patience_s())
             self._wait_for_upload()
             self._history.close()
 
     def _wait_for_upload(self) -> None:
         try:
-            self._syncer.wait()
+            # One who has lost the lease is in another's way.
+            self._syncer.wait(self._patience_s() if self._lease.is_lost else None)
         except Exception:
             logger.warning("Could not upload the state of the experiment.", exc_info=True)
 

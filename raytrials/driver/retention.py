@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
 from raytrials import _ray, settings
 from raytrials.core.retention import Retired, due
+from raytrials.driver.background import Background
 from raytrials.errors import IllegalEventError
 from raytrials.store.checkpoint import REMOVED, STAGING, Verdict, delete, index_in, inspect
 from raytrials.store.disk import Disk
@@ -183,7 +184,7 @@ class Retention:
         self._running: dict[Future[None], _Job] = {}
         self._next_s = 0.0
         self._is_closed = False
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytrials-delete")
+        self._background = Background("raytrials-delete")
 
     def committed(self, path: str) -> None:
         """Note that a checkpoint was committed: no state that was written before names it."""
@@ -217,7 +218,7 @@ class Retention:
     def sweep(self, leftovers: Leftovers) -> None:
         """Delete what earlier attempts of a trial left half done."""
         fenced = FencedDisk(leftovers.disk, self._check)
-        self._pool.submit(replace(leftovers, disk=fenced).sweep)
+        self._background.submit(replace(leftovers, disk=fenced).sweep)
 
     def tick(self) -> None:
         """Start what is due. Never waits; looking at the trials takes 5 % of the time at most."""
@@ -252,19 +253,19 @@ class Retention:
 
     def _submit(self, job: _Job) -> None:
         if not self._is_closed:
-            self._running[self._pool.submit(self._delete, job, job.kept())] = job
+            self._running[self._background.submit(self._delete, job, job.kept())] = job
 
-    def finish(self) -> None:
-        """Delete what may go, and wait for it."""
+    def finish(self, timeout_s: float) -> None:
+        """Delete what may go, and wait for it so long."""
         self.start()
-        for future in list(self._running):
-            future.exception()
+        wait(self._running, timeout_s)
         self._collect()
 
-    def close(self) -> None:
-        """Wait for what runs, and start nothing more."""
+    def close(self, timeout_s: float) -> None:
+        """Wait for what runs so long, and start nothing more."""
         self._is_closed = True
-        self._pool.shutdown()
+        if not self._background.close(timeout_s):
+            logger.warning("Checkpoints that may go stay: the storage did not answer in time.")
 
     def _collect(self) -> None:
         for future, job in [one for one in self._running.items() if one[0].done()]:

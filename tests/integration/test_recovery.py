@@ -288,9 +288,12 @@ def fails(config: dict[str, Any]) -> None:
     tune.report({"score": 1})
 
 
+def starts_s(directory: Path, x: int) -> list[float]:
+    return [float(line) for line in (directory / f"times-{x}").read_text().split()]
+
+
 def waits_s(directory: Path, x: int) -> list[float]:
-    times = [float(line) for line in (directory / f"times-{x}").read_text().split()]
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
+    return [later - earlier for earlier, later in itertools.pairwise(starts_s(directory, x))]
 
 
 def test_the_first_retry_comes_at_once_and_the_next_ones_wait(workspace: Path) -> None:
@@ -300,28 +303,28 @@ def test_the_first_retry_comes_at_once_and_the_next_ones_wait(workspace: Path) -
         [1],
         config={"failures": 3},
         max_failures=3,
-        policy=RetryPolicy(backoff_initial_s=6),
+        policy=RetryPolicy(backoff_initial_s=10),
     )
     assert grid.num_errors == 0
     at_once, waited, longer = waits_s(workspace, 1)
-    assert at_once < 3 <= waited
-    assert longer >= 6
+    assert at_once < 5 <= waited
+    assert longer >= 10
 
 
 def test_trials_run_while_another_waits_for_its_retry(workspace: Path) -> None:
-    begun_s = time.time()
     grid = fit(
         workspace,
         tune.with_resources(fails, {"cpu": 2}),
         [1, 2, 3],
         config={"failures": 1},
         max_failures=1,
-        policy=RetryPolicy(rules=[Rule("retry", after_s=4, exception="ValueError")]),
+        policy=RetryPolicy(rules=[Rule("retry", after_s=12, exception="ValueError")]),
     )
     assert grid.num_errors == 0
-    # Three trials that each wait 4 s: they wait together, not one after the other.
-    assert all(4 <= wait < 12 for x in (1, 2, 3) for wait in waits_s(workspace, x))
-    assert time.time() - begun_s < 3 * 4 + 12
+    starts = [starts_s(workspace, x) for x in (1, 2, 3)]
+    # There is room for one at a time: they wait together, not one after the other.
+    assert max(first for first, _ in starts) < min(second for _, second in starts)
+    assert all(second - first >= 12 for first, second in starts)
 
 
 # --- rules ---------------------------------------------------------------------------------------
@@ -421,9 +424,9 @@ def test_a_trial_that_is_stopped_while_it_waits_for_its_retry_ends(workspace: Pa
         config={"failures": 9},
         max_failures=9,
         policy=RetryPolicy(rules=[Rule("retry", after_s=120, fault_class="training")]),
-        tune_config=tune.TuneConfig(time_budget_s=4),
+        tune_config=tune.TuneConfig(time_budget_s=10),
     )
-    assert time.time() - begun_s < 60
+    assert time.time() - begun_s < 100
     assert grid.num_errors == 0
     assert len(waits_s(workspace, 1)) == 0
 

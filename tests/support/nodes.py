@@ -135,6 +135,10 @@ class JoinAfterFreeze(tune.Callback):
 def running_nodes() -> Iterator[Nodes]:
     """Run a cluster, and a driver connected to it."""
     directory = tempfile.mkdtemp(prefix="rt")
+    # Here a cluster writes its address, in a directory that a machine new to Ray has not got.
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = directory
+    Path(directory, "ray").mkdir()
     nodes = Nodes(directory)
     try:
         JoinLater.nodes = JoinAfterFreeze.nodes = nodes
@@ -142,6 +146,10 @@ def running_nodes() -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.shutdown()
+        if before is None:
+            del os.environ["RAY_TMPDIR"]
+        else:
+            os.environ["RAY_TMPDIR"] = before
         shutil.rmtree(directory, ignore_errors=True)
 
 

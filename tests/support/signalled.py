@@ -34,6 +34,7 @@ class Plan(Stored):
         grace_s: how long last checkpoints may take.
         handler: whether the script has a SIGTERM handler of its own.
         locked_s: how long another driver is waited for.
+        keeps_one: whether there is a checkpoint of each step, and the newest one is kept.
     """
 
     trials: int = 2
@@ -42,6 +43,7 @@ class Plan(Stored):
     grace_s: float = 20.0
     handler: bool = False
     locked_s: float = 60.0
+    keeps_one: bool = False
 
     @property
     def saving(self) -> Path:
@@ -85,12 +87,19 @@ class Climber(tune.Trainable):
         self.count = int(Path(checkpoint, "count").read_text())
 
 
-def tuner(plan: Plan) -> Tuner:
+def tuner(plan: Plan, store: Any = None) -> Tuner:
     """The tuner of an experiment, which continues it if there is one."""
+    kept = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
     return Tuner(
         Climber,
         param_space={"trial": tune.grid_search(list(range(plan.trials))), "plan": asdict(plan)},
-        run_config=tune.RunConfig(name="fit", storage_path=str(plan.path.parent), verbose=0),
+        run_config=tune.RunConfig(
+            name="fit",
+            storage_path=str(plan.path.parent),
+            storage_filesystem=store,
+            checkpoint_config=kept if plan.keeps_one else None,
+            verbose=0,
+        ),
         resume="auto",
     )
 
@@ -120,7 +129,7 @@ def wait_for_steps(plan: Plan, driver: subprocess.Popen[str], number: int) -> No
 
 
 def signalled(
-    plan: Plan, driver: subprocess.Popen[str], *numbers: int, timeout_s: float = 90
+    plan: Plan, driver: subprocess.Popen[str], *numbers: int, timeout_s: float = 200
 ) -> tuple[int, float, str]:
     """Send signals to a driver; return its exit code, the seconds that it took, and its output."""
     begun = time.monotonic()

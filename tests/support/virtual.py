@@ -87,7 +87,7 @@ def virtual(clock: FakeClock, seed: int, temporary: Path) -> Iterator[None]:
 
         patch.setattr(holding, "LeaseKeeper", functools.partial(InlineKeeper, renewals))
         patch.setattr(Controller, "on_step_begin", on_step_begin)
-        patch.setattr(retention, "ThreadPoolExecutor", InlineExecutor)
+        patch.setattr(retention, "Background", InlineBackground)
         patch.setattr(recorded, "Chronicle", functools.partial(Chronicle, in_background=False))
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the global one
         np.random.seed(luck.getrandbits(32))  # noqa: NPY002 - likewise
@@ -116,11 +116,11 @@ class InlineKeeper:
         self._all.remove(self)
 
 
-class InlineExecutor:
-    """An executor whose work is done when it is submitted."""
+class InlineBackground:
+    """A background whose work is done when it is submitted."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Take what a `ThreadPoolExecutor` takes."""
+    def __init__(self, name: str) -> None:
+        """Take what a `Background` takes."""
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         """Do the work; what is no `Exception` ends the caller, whose process would end, too."""
@@ -131,8 +131,9 @@ class InlineExecutor:
             future.set_exception(error)
         return future
 
-    def shutdown(self, **_: Any) -> None:
+    def close(self, timeout_s: float) -> bool:
         """Nothing runs."""
+        return True
 
 
 class _Done:

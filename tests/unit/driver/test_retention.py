@@ -35,7 +35,7 @@ class Experiment:
         self.retention.retire(path_of(0), self.disk, lambda: self.kept)
 
     def is_there(self) -> bool:
-        self.retention.finish()
+        self.retention.finish(10)
         return inspect(self.disk, path_of(0), full=True).verdict is Verdict.VERIFIED
 
     def save_state(self, *, arrives: bool = True) -> None:
