@@ -35,7 +35,9 @@ from ray.air.constants import (
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.checkpoint_manager import (
+    _CheckpointManager as CheckpointManager,  # a trial's checkpoints, in its metadata
+)
 from ray.train._internal.session import _TrainingResult, get_session
 from ray.train._internal.storage import (
     _VALIDATE_STORAGE_MARKER_FILENAME,
@@ -59,7 +61,12 @@ from ray.tune.impl.placeholder import (
     inject_placeholders,
 )
 from ray.tune.impl.tuner_internal import TunerInternal
-from ray.tune.logger import CSVLoggerCallback, LoggerCallback, TBXLoggerCallback
+from ray.tune.logger import (
+    CSVLoggerCallback,
+    JsonLoggerCallback,
+    LoggerCallback,
+    TBXLoggerCallback,
+)
 from ray.tune.progress_reporter import TrialProgressCallback  # prints, without it
 from ray.tune.registry import _has_trainable, get_trainable_cls
 from ray.tune.result import RESULT_DUPLICATE
@@ -73,10 +80,14 @@ from ray.tune.search import BasicVariantGenerator, SearchGenerator
 from ray.tune.search.variant_generator import _count_spec_samples
 from ray.tune.stopper import TimeoutStopper
 from ray.tune.trainable import FunctionTrainable, wrap_function
+from ray.tune.trainable.metadata import (
+    _TrainingRunMetadata as TrainingRunMetadata,  # what a trial has done; its second saved text
+)
 from ray.tune.tune import _report_air_progress, _report_progress
 from ray.tune.tune import run as _tune_run
 from ray.tune.utils import flatten_dict
 from ray.tune.utils.util import SafeFallbackEncoder
+from ray.util import debug as ray_debug
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrials import settings
@@ -95,6 +106,7 @@ __all__ = [
     "USED",
     "AirEntrypoint",
     "CallbackList",
+    "CheckpointManager",
     "Experiment",
     "ExperimentCheckpointManager",
     "FilesystemSyncer",
@@ -104,6 +116,7 @@ __all__ = [
     "RayActorManager",
     "StorageContext",
     "TrainingResult",
+    "TrainingRunMetadata",
     "Trial",
     "TrialProgressCallback",
     "TuneController",
@@ -122,6 +135,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "setup_experiments",
         "save_to_dir",
         "checkpoint",
+        "_mark_trial_to_checkpoint",
         "cleanup",
         "add_trial",
         "stop_trial",
@@ -190,6 +204,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "persist_artifacts",
     ),
     FilesystemSyncer: ("__init__", "_sync_up_command"),
+    TrainingRunMetadata: ("invalidate_cache", "get_json_state"),
     ResultGrid: ("__init__", "_populate_exception", "_trial_to_result"),
     ExperimentCheckpointManager: (
         "__init__",
@@ -211,7 +226,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
 USED: Mapping[type, tuple[str, ...]] = {
     TuneController: (
         "RAISE",
-        "_mark_trial_to_checkpoint",
         "_on_restoring_result",
         "_process_trial_save",
         "_schedule_trial_task",
@@ -523,7 +537,7 @@ def register_checkpoint(trial: Trial, result: Any) -> list[str]:
     """
     out: list[str] = []
     register = rebind(
-        _CheckpointManager.register_checkpoint,
+        CheckpointManager.register_checkpoint,
         _delete_fs_path=lambda fs, fs_path: out.append(str(fs_path)),  # noqa: ARG005 - Ray's names
     )
     register(trial.run_metadata.checkpoint_manager, result)
@@ -546,8 +560,18 @@ def trial_from_json(text: str, checkpoint_config: Any) -> Trial:
     What `Trial.from_json_state` leaves out is `run_metadata`, which has the checkpoint manager.
     """
     trial = Trial.from_json_state(text)
-    trial.run_metadata.checkpoint_manager = _CheckpointManager(checkpoint_config)
+    trial.run_metadata.checkpoint_manager = CheckpointManager(checkpoint_config)
     return trial
+
+
+def forget_encoded() -> None:
+    """Have Ray forget which objects of saved states it has logged (`log_once`, `_logged`).
+
+    It notes each as a text, with all that is in it, and keeps that until the process ends.
+    """
+    for key in list(ray_debug._logged):
+        if key.startswith("tune_func_encode:"):
+            ray_debug.reset_log_once(key)
 
 
 def max_concurrent_of(search_alg: Any) -> int | None:
@@ -748,7 +772,7 @@ def _continue_table(callback: Any, trial: Trial) -> None:
             callback._trial_csv[trial] = csv.DictWriter(table, header)
 
 
-def purge_steps(callbacks: Any, steps: Mapping[str, int]) -> None:
+def purge_steps(callbacks: Any, steps: Mapping[str, int], opened: Writers) -> None:
     """Let TensorBoard forget steps that are run again.
 
     A writer that is opened (`_summary_writer_cls`, once for each attempt) begins its file with the
@@ -757,11 +781,12 @@ def purge_steps(callbacks: Any, steps: Mapping[str, int]) -> None:
     Args:
         callbacks: a `CallbackList`.
         steps: that step, by the trial's local directory; it may grow.
+        opened: what is opened is added, by that directory.
     """
     for callback in callbacks:
         if isinstance(callback, TBXLoggerCallback):
             callback._summary_writer_cls = functools.partial(
-                _open_writer, _writer_class(callback), steps
+                _open_writer, _writer_class(callback), steps, opened
             )
 
 
@@ -771,11 +796,61 @@ def _writer_class(callback: Any) -> Any:
 
 
 def _open_writer(
-    make: Callable[..., Any], steps: Mapping[str, int], log_dir: str, **options: Any
+    make: Callable[..., Any],
+    steps: Mapping[str, int],
+    opened: Writers,
+    log_dir: str,
+    **options: Any,
 ) -> Any:
     if log_dir in steps:
         options["purge_step"] = steps[log_dir]
-    return make(log_dir, **options)
+    writer = make(log_dir, **options)
+    opened.setdefault(log_dir, []).append(getattr(writer, "file_writer", None))
+    return writer
+
+
+def release_logs(callbacks: Any, trial: Trial, opened: Writers) -> None:
+    """Let loggers hold nothing of a trial that has ended, whatever a user's override has left open.
+
+    Beside files (`log_trial_end`) they keep its config (`_trial_configs`) and whether its table is
+    continued (`_trial_continue`).
+    """
+    for callback in callbacks:
+        for kind in (JsonLoggerCallback, CSVLoggerCallback, TBXLoggerCallback):
+            if isinstance(callback, kind):
+                kind.log_trial_end(callback, trial)
+        for name in ("_trial_configs", "_trial_continue"):
+            getattr(callback, name, {}).pop(trial, None)
+    close_writers(opened.pop(trial.local_path, []))
+
+
+def close_logs(callbacks: Any) -> None:
+    """Close the files of trials that have not ended, which no logger is told of any more."""
+    for callback in callbacks:
+        if isinstance(callback, TBXLoggerCallback):
+            for writer in callback._trial_writer.values():
+                writer.close()
+            callback._trial_writer.clear()
+            callback._trial_result.clear()
+        for kind in (JsonLoggerCallback, CSVLoggerCallback):
+            if isinstance(callback, kind):
+                for trial in list(callback._trial_files):
+                    kind.log_trial_end(callback, trial)
+
+
+def close_writers(writers: list[Any]) -> None:
+    """Close TensorBoard's writers, and leave nothing in them.
+
+    tensorboardX holds every `FileWriter` to the end of the process (`atexit`), with all in it.
+    """
+    for writer in writers:
+        if getattr(writer, "event_writer", None) is not None:
+            writer.event_writer.close()
+            writer.event_writer = _CLOSED
+
+
+Writers = dict[str, list[Any]]
+_CLOSED = types.SimpleNamespace(close=lambda: None)
 
 
 def leave_loggers(callbacks: Any) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import numbers
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 _AS_THEY_ARE = {bool, float, str, type(None)}
+_intern = sys.intern
 _LARGE = 2**63  # from some size on Python writes no integer as text
 
 
@@ -22,7 +24,8 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in metrics.items():
         kind = type(value)
         if kind in _AS_THEY_ARE or (kind is int and -_LARGE < value < _LARGE):
-            found[name if type(name) is str else str(name)] = value
+            # Interned: each report brings the same names in objects of its own.
+            found[_intern(name) if type(name) is str else str(name)] = value
             continue
         try:
             found[str(name)] = plain(value)
@@ -30,6 +33,11 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         except Exception:  # noqa: BLE001 - the user's class may do anything
             found[str(name)] = f"<{type(value).__name__}>"
     return found
+
+
+def interned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what JSON gave, with names that are shared with all that have the same."""
+    return {_intern(name): value for name, value in values.items()}
 
 
 def plain_list(values: Iterable[Any]) -> list[Any]:
@@ -74,7 +82,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {
+            _intern(key) if type(key) is str else str(key): plain(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(inner) for inner in value]
     if isinstance(value, bytes):

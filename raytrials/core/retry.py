@@ -23,7 +23,7 @@ FATAL = "raytrials.errors.Fatal"
 UNRESTORABLE = {"raytrials.errors.NoCheckpointError", "raytrials.errors.NewerFormatError"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class History:
     """What a trial has spent so far. All counts are 0 or more.
 
@@ -70,7 +70,7 @@ class History:
         return History(max_failures=self.max_failures)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Since:
     """What a trial did after a failure and before the next one.
 

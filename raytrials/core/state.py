@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from raytrials.core.fault import ChargedFault
+from raytrials.core.packed import Packer, keep_packed
+from raytrials.core.plain import interned
 from raytrials.core.retry import History, Since
 from raytrials.core.shape import require, require_items
 from raytrials.core.status import Status
-
-STORY = 12
-"""How many events a trial's story goes back."""
+from raytrials.core.story import Story
 
 
 class Row(NamedTuple):
@@ -35,19 +35,26 @@ def withdraw(rows: list[Row], after: int) -> None:
         rows.pop()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that was committed, and is neither bad nor deleted."""
+    """A checkpoint that was committed, and is neither bad nor deleted.
+
+    Its metrics are kept packed: each use makes them anew.
+    """
 
     attempt: int
     index: int
     iteration: int
     metrics: Mapping[str, Any]
 
+    def to_json(self) -> list[Any]:
+        """Return plain JSON values."""
+        return [self.attempt, self.index, self.iteration, self.metrics]
 
-@dataclass
+
+@dataclass(slots=True)
 class TrialRecord:
-    """What is known of a trial.
+    """What is known of a trial. `state` and `analysis` are kept packed: each use makes them anew.
 
     Attributes:
         trial_id: the trial.
@@ -133,9 +140,7 @@ class TrialRecord:
     started_s: float | None = None
     ended_s: float | None = None
     rows: list[Row] | None = None
-    story: deque[tuple[int, str]] = field(
-        default_factory=lambda: deque(maxlen=STORY), compare=False, repr=False
-    )
+    story: Story = field(default_factory=Story, compare=False, repr=False)
 
     @property
     def is_finished(self) -> bool:
@@ -158,8 +163,8 @@ class TrialRecord:
         return {
             **values,
             "status": str(self.status),
-            "checkpoints": [list(one.__dict__.values()) for one in self.checkpoints.values()],
-            "rejected": [list(one.__dict__.values()) for one in self.rejected.values()],
+            "checkpoints": [one.to_json() for one in self.checkpoints.values()],
+            "rejected": [one.to_json() for one in self.rejected.values()],
             "bad": dict(self.bad),
             "faults": [fault.to_json() for fault in self.faults],
             "undecided": [
@@ -183,7 +188,11 @@ class TrialRecord:
         if any(not 0 < number <= len(faults) for number, _ in undecided):
             raise ValueError("a fault is undecided that is none of its own")
         return cls(
-            **{name: data[name] for name in _PLAIN},
+            **{
+                **{name: data[name] for name in _PLAIN},
+                "config": interned(data["config"]),
+                "last_result": interned(data["last_result"]),
+            },
             status=Status(data["status"]),
             checkpoints={one.index: one for one in checkpoints},
             rejected={one.index: one for one in rejected},
@@ -192,6 +201,12 @@ class TrialRecord:
             undecided=dict(undecided),
             history=History.from_json(data["history"]),
         )
+
+
+_dump = json.JSONEncoder(separators=(",", ":")).encode
+keep_packed(TrialRecord, "state", Packer(), str, str)
+keep_packed(TrialRecord, "analysis", Packer(), _dump, json.loads)
+keep_packed(CheckpointRecord, "metrics", Packer(), _dump, json.loads)
 
 
 def _checkpoint(attempt: int, index: int, iteration: int, metrics: Any) -> CheckpointRecord:

@@ -42,6 +42,10 @@ class Announcer(_ray.CallbackList):  # type: ignore[misc]
         if self._queue:
             self._queue.pop(0)()
 
+    def awaits(self, trial: Any) -> bool:
+        """Whether the end of a trial is still to be told."""
+        return any(tell.keywords.get("trial") is trial for tell in self._queue)
+
     def flush(self) -> None:
         """Tell all that waits."""
         while self._queue:

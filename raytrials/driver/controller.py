@@ -28,6 +28,7 @@ from raytrials.driver import errorfile, recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
 from raytrials.driver.check import check
+from raytrials.driver.ended import Ended, PackedState, latest_path
 from raytrials.driver.history import History
 from raytrials.driver.placement import Placement
 from raytrials.driver.recorded import RecordedController
@@ -76,6 +77,7 @@ class Controller(RecordedController):
         self._written_seq: dict[int, int] = {}
         self._places: dict[Trial, int] = {}
         self._at_rest: set[Trial] = set()
+        self._ended = Ended(self._is_done_with, self._keep_state, self._release)
         placement = Placement()
         placement.shunned = context.cluster.without_package
         super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
@@ -107,6 +109,7 @@ class Controller(RecordedController):
             "_latest_failure",
             "_places",
             "_at_rest",
+            "_ended",
             "_written_seq",
             "_syncer",
             "_retention",
@@ -489,9 +492,12 @@ class Controller(RecordedController):
         """Return the checkpoints that some trial is restored from, or may be."""
         used = set(_ray.checkpoints_kept_by(self._scheduler_alg))
         for trial in self._live_trials:
-            for result in (trial.latest_checkpoint_result, trial.temporary_state.restoring_from):
-                if result is not None:
-                    used.add(result.checkpoint.path)
+            restoring_from = trial.temporary_state.restoring_from
+            if restoring_from is not None:
+                used.add(restoring_from.checkpoint.path)
+            latest = latest_path(trial)
+            if latest is not None:
+                used.add(latest)
         return used
 
     # --- results ---------------------------------------------------------------------------------
@@ -560,6 +566,7 @@ class Controller(RecordedController):
         if exception and actor is not None:
             self._replaced[trial] = actor
         idle = actor is None or self._actor_manager.is_idle(actor)
+        self._ended.note(trial)
         super()._schedule_trial_stop(trial, exception=exception)
         trial.end_attempt(cleanly=idle and not exception)
         waited = self._waiting.pop(trial, None) is not None
@@ -576,6 +583,30 @@ class Controller(RecordedController):
         actor = self._replaced.pop(trial, None)
         if actor in self._stopping_actors and self._actor_manager.is_actor_started(actor):
             self._actor_manager.remove_actor(actor, kill=True)
+
+    # --- ended trials ----------------------------------------------------------------------------
+
+    def _mark_trial_to_checkpoint(self, trial: Trial) -> None:
+        super()._mark_trial_to_checkpoint(trial)
+        if trial.is_finished():
+            self._ended.note(trial)
+
+    def _is_done_with(self, trial: Trial) -> bool:
+        """Whether all know of a trial's end who are to be told, and nothing of it is open."""
+        return not (
+            trial in self._trial_to_actor
+            or trial.is_saving
+            or trial.open_charges
+            or self._announcer.awaits(trial)
+        )
+
+    def _keep_state(self, trial: Trial, state: PackedState) -> None:
+        self._trial_metadata[trial.trial_id] = state
+        self._trials_to_cache.discard(trial)
+
+    def _release(self, trial: Trial) -> None:
+        self._history.release(trial)
+        self._retention.forget(trial.kept_paths())
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -689,6 +720,7 @@ class Controller(RecordedController):
         """Book what was still open when the last trial ended."""
         super().on_step_end()
         self._recovery.tick(self._actor_manager, self.is_finished)
+        self._ended.tick(self._trials)
 
     def _take_off_reset(self, trial: Trial) -> None:
         """Let a trial that failed while its actor was made ready for it take Ray's way to recover.

@@ -60,12 +60,23 @@ class History:
         # With the gaps that nobody could fill, which then are the user's own.
         self._restored: dict[tuple[str, str], set[logfile.Gap]] = {}
         self._purge_steps: dict[str, int] = {}
+        self._writers: _ray.Writers = {}
         _ray.keep_longer_logs(callbacks, self._restored)
         _ray.continue_tables(callbacks)
-        _ray.purge_steps(callbacks, self._purge_steps)
+        _ray.purge_steps(callbacks, self._purge_steps, self._writers)
+
+    def release(self, trial: _ray.Trial) -> None:
+        """Close the files of a trial that has ended, and forget it."""
+        _ray.release_logs(self._callbacks, trial, self._writers)
+        for file, _ in _LOGGERS:
+            self._restored.pop((trial.trial_id, file.name), None)
+        self._purge_steps.pop(trial.local_path, None)
 
     def close(self) -> None:
-        """Leave the loggers as they were."""
+        """Close all files, and leave the loggers as they were."""
+        _ray.close_logs(self._callbacks)
+        for writers in self._writers.values():
+            _ray.close_writers(writers)
         _ray.leave_loggers(self._callbacks)
 
     def restore(

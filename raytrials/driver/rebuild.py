@@ -68,8 +68,9 @@ def trial_of(
     trial.__dict__["account"] = _account_of(record, trial.max_failures)
     trial = adopt(trial, context)
     _fill_metadata(trial, record, rows)
+    home = trial.storage.trial_fs_path
     for checkpoint in record.checkpoints.values():
-        for path in _ray.register_checkpoint(trial, _result_of(trial, checkpoint)):
+        for path in _ray.register_checkpoint(trial, _result_of(trial, home, checkpoint)):
             trial.retire(path)
     if record.adopts_from and not record.own_indices and not record.stands_on_another:
         # It began anew, and has saved nothing since: what it had saved before is not used.
@@ -122,8 +123,8 @@ def _fill_metadata(trial: Trial, record: TrialRecord, rows: Iterable[Row]) -> No
         metadata.last_result_time = row.time
     if record.last_result:
         metadata.last_result = {**record.last_result, CONFIG: trial.config}
-    if record.analysis and not metadata.metric_n_steps:
-        metadata.metric_analysis = copy.deepcopy(dict(record.analysis))
+    if not metadata.metric_n_steps:
+        metadata.metric_analysis = dict(record.analysis)  # made anew with each use
     metadata.start_time = record.started_s
     metadata.num_failures = record.history.failures
     if record.ended_s is not None:
@@ -133,8 +134,8 @@ def _fill_metadata(trial: Trial, record: TrialRecord, rows: Iterable[Row]) -> No
         metadata.pickled_error_filename = _ray.EXPR_ERROR_PICKLE_FILE
 
 
-def _result_of(trial: Trial, record: CheckpointRecord) -> Any:
-    path = f"{trial.storage.trial_fs_path}/{checkpoint_name(record.index)}"
+def _result_of(trial: Trial, home: str, record: CheckpointRecord) -> Any:
+    path = f"{home}/{checkpoint_name(record.index)}"
     checkpoint = Checkpoint(path, filesystem=trial.storage.storage_filesystem)
     return _ray.TrainingResult(
         checkpoint=checkpoint, metrics={**record.metrics, CONFIG: trial.config}

@@ -210,6 +210,11 @@ class Retention:
         since = -1 if self._committed.pop(path, None) == written else written
         self._waiting[path] = _Job(Retired(path, since), disk, kept, forget)
 
+    def forget(self, paths: Collection[str]) -> None:
+        """Let go of what is noted of checkpoints: should one be deleted, it is a little later."""
+        for path in paths:
+            self._committed.pop(path, None)
+
     def sweep(self, leftovers: Leftovers) -> None:
         """Delete what earlier attempts of a trial left half done."""
         fenced = FencedDisk(leftovers.disk, self._check)

@@ -562,6 +562,19 @@ class Trial(_ray.Trial):  # type: ignore[misc]
             self._default_result_or_future = None
             return None
 
+    def forget_passing(self) -> None:
+        """Let go of what can be made again, or matters while the trial runs alone."""
+        self.invalidate_json_state()
+        if set(self.run_metadata.last_result) - {_TRIAL_ID}:
+            self._default_result_or_future = None
+        held = vars(self)
+        # A new one: the old one has grown beyond what is in it.
+        self.__dict__ = {
+            name: value
+            for name, value in held.items()
+            if name not in _DEFAULTS or value != _DEFAULTS[name]
+        }
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as Ray's own trial: what is left behind can be read without raytrials."""
         return (object.__new__, (_ray.Trial,), self.__getstate__())
@@ -594,6 +607,8 @@ _IN_MEMORY = (
     "_decision",
     "_probe_key",
 )
+
+_DEFAULTS = {name: getattr(Trial, name) for name in _IN_MEMORY if hasattr(Trial, name)}
 
 
 def _with_cause(error: TrialError, cause: Cause) -> TrialError:

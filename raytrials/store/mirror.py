@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import xxhash
+
 from raytrials.errors import StorageError
 from raytrials.store.checkpoint import REMOVED, STAGING
 from raytrials.store.copying import buffer_for, pump
@@ -58,7 +60,8 @@ class Mirror:
     def __init__(self, durable: Disk, quick: Disk | None = None) -> None:
         self._durable = durable
         self._quick = quick or durable
-        self._arrived: dict[str, Entry | None] = {}
+        # Of each file that has arrived, as what: digests of both, for there are many.
+        self._arrived: dict[int, int] = {}
 
     def run(
         self,
@@ -89,7 +92,7 @@ class Mirror:
         # Looked at after those were read, so that what they speak of is there.
         for name, entry in _files_below(run, source):
             path = f"{target}/{name}"
-            if self._arrived.get(path) != entry:
+            if not self._has_arrived(path, entry):
                 self._send(run, functools.partial(_opened, f"{source}/{name}"), self._quick, path)
         for name, (data, entry) in own.items():
             path = f"{target}/{name}"
@@ -103,22 +106,37 @@ class Mirror:
             try:
                 if not entry.is_file():
                     continue
-                if self._arrived.get(f"{target}/{entry.name}") != _entry_of(entry.stat()):
+                if not self._has_arrived(f"{target}/{entry.name}", _entry_of(entry.stat())):
                     with _opened(entry.path) as (reader, found):
                         own[entry.name] = reader.read(), found
             except OSError as error:
                 run.note(error, entry.path)
         return own
 
+    def _has_arrived(self, path: str, entry: Entry) -> bool:
+        return self._arrived.get(_key_of(path)) == _digest_of(entry)
+
     def _send(self, run: _Run, opener: _Opener, disk: Disk, path: str) -> None:
         limit_s = run.until_s - time.monotonic()
         copy = _Copy(opener, disk, path, run.buffer)
         try:
-            self._arrived[path] = retry(disk, "writing", path, copy.make, limit_s=limit_s)
+            entry = retry(disk, "writing", path, copy.make, limit_s=limit_s)
+            if entry is None:
+                self._arrived.pop(_key_of(path), None)
+            else:
+                self._arrived[_key_of(path)] = _digest_of(entry)
         except StorageError as error:
             # Some stores take no empty files. It is not taken for arrived: the next run tries it.
             if not copy.is_empty or disk.has_rename or error.kind in {"full", "forbidden"}:
                 run.failures.append(error)
+
+
+def _key_of(path: str) -> int:
+    return xxhash.xxh3_128_intdigest(os.fsencode(path))
+
+
+def _digest_of(entry: Entry) -> int:
+    return xxhash.xxh64_intdigest(repr(entry).encode())
 
 
 @dataclass

@@ -243,7 +243,7 @@ def test_the_search_algorithms_count_samples_as_we_raise_them(tmp_path: Path) ->
 
 
 def test_registering_a_checkpoint_deletes_by_the_name_that_we_rebind() -> None:
-    register = _ray._CheckpointManager.register_checkpoint
+    register = _ray.CheckpointManager.register_checkpoint
     assert "_delete_fs_path" in register.__code__.co_names
 
 
@@ -432,3 +432,20 @@ def test_an_untested_ray_is_refused_unless_allowed(
         assert part in str(caught.value)
     monkeypatch.setenv("RAYTRIALS_ALLOW_UNTESTED_RAY", "1")
     _ray.check_version(version)
+
+
+def test_ray_forgets_which_objects_of_saved_states_it_has_logged() -> None:
+    metadata = _ray.TrainingRunMetadata()
+    metadata.update_metric("loss", 0.123456)
+    metadata.get_json_state()
+    noted = [key for key in _ray.ray_debug._logged if "0.123456" in key]
+    _ray.forget_encoded()
+    assert noted
+    assert not [key for key in _ray.ray_debug._logged if "0.123456" in key]
+
+
+def test_metadata_has_what_is_packed_of_it() -> None:
+    metadata = _ray.TrainingRunMetadata()
+    assert {"metric_analysis", "metric_n_steps", "checkpoint_manager", "_cached_json"} <= set(
+        vars(metadata)
+    )

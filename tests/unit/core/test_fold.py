@@ -38,8 +38,9 @@ from raytrials.core.fault import Charge
 from raytrials.core.fold import apply, fold
 from raytrials.core.invariant import check
 from raytrials.core.retry import History, Since
-from raytrials.core.state import STORY, ExperimentState, TrialRecord
+from raytrials.core.state import ExperimentState, TrialRecord
 from raytrials.core.status import Status
+from raytrials.core.story import LENGTH
 from raytrials.errors import IllegalEventError
 
 FOREIGN = "other/checkpoint_000003"
@@ -189,7 +190,7 @@ def test_an_illegal_event_tells_the_trials_story() -> None:
     assert "3 TrialAdded, 4 RunnerAssigned" in str(error)
     for iteration in range(2, 40):
         experiment.do(report(iteration))
-    assert len(experiment.refuses(ASSIGNED).story) == STORY
+    assert len(experiment.refuses(ASSIGNED).story) == LENGTH
 
 
 def test_a_story_tells_of_the_driver_that_went() -> None:
