@@ -9,44 +9,29 @@ and neither searcher nor scheduler learns of it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ray.tune import ResumeConfig
 from ray.tune.schedulers import TrialScheduler
 
 from raytrials import _ray, settings
-from raytrials.core.event import FilesMirrored
-from raytrials.core.fault import Cause
-from raytrials.core.state import Row
 from raytrials.core.status import Status
-from raytrials.driver import errorfile, recording
+from raytrials.driver import recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.actors import ActorManager
-from raytrials.driver.check import check
-from raytrials.driver.ended import Ended, PackedState, latest_path
-from raytrials.driver.history import History
 from raytrials.driver.placement import Placement
-from raytrials.driver.recorded import RecordedController
 from raytrials.driver.recovery import Recovery, tell_decided
 from raytrials.driver.rerun import NeverStops, Silent, Tables
-from raytrials.driver.resume import rows_of
-from raytrials.driver.retention import Retention, StateSyncer
+from raytrials.driver.restoring import RestoringController, ResultRefusedError
 from raytrials.driver.trial import FitContext, Trial, adopt
-from raytrials.errors import NewerFormatError, NoCheckpointError, StorageError
 
 logger = logging.getLogger(__name__)
 
 
-class _ResultRefusedError(Exception):
-    """Carries out of Ray's code that a report lacks a metric; the trial fails with its cause."""
-
-
-class Controller(RecordedController):
+class Controller(RestoringController):
     """Ray's trial controller, with our trials in it.
 
     Args:
@@ -74,26 +59,12 @@ class Controller(RecordedController):
         )
         self._replaced: dict[Trial, Any] = {}
         self._latest_failure: Exception | None = None
-        self._written_seq: dict[int, int] = {}
-        self._places: dict[Trial, int] = {}
-        self._at_rest: set[Trial] = set()
-        self._ended = Ended(self._is_done_with, self._keep_state, self._release)
         placement = Placement()
         placement.shunned = context.cluster.without_package
         super().__init__(context, resource_manager_factory=lambda: placement, **kwargs)
         self._actor_manager = ActorManager(resource_manager=placement)
         self._actor_manager.is_urgent = lambda: self._chronicle.is_awaited
         self._actor_manager.waiting = self._waiting
-        lease = self._lease
-        self._syncer = StateSyncer(self._storage, lease.check)
-        self._storage.syncer = self._syncer
-        self._retention = context.retention = Retention(
-            self._syncer,
-            self._paths_in_use,
-            context.checkpoints.unverified,
-            self._chronicle.await_durable,
-            lease.check,
-        )
         context.cluster.require_package()
         if resume_config is not None:
             # Not in Ray's constructor: that one passes over every error, and starts anew.
@@ -102,61 +73,9 @@ class Controller(RecordedController):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        for name in (
-            "_history",
-            "_recovery",
-            "_replaced",
-            "_latest_failure",
-            "_places",
-            "_at_rest",
-            "_ended",
-            "_written_seq",
-            "_syncer",
-            "_retention",
-        ):
+        for name in ("_recovery", "_replaced", "_latest_failure"):
             state.pop(name, None)
         return state
-
-    def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
-        """Set up the callbacks, and take over what a driver before left unseen."""
-        super().setup_experiments(experiments, total_num_samples)
-        self._history = History(self._callbacks)
-        for trial in list(self._trials):
-            if trial.status in {Trial.PENDING, Trial.PAUSED}:
-                self._take_over(trial, trial.told_iteration)
-                self._carry_out(trial)
-                self._put_out(trial)
-        self._restore_ended_files()
-
-    def _restore_ended_files(self) -> None:
-        """Bring files of trials to storage that ended after their driver's last upload."""
-        state = self._chronicle.state
-        behind = [
-            trial
-            for trial in self._trials
-            if trial.is_finished()
-            and (record := recording.known(trial)) is not None
-            and record.result_seq > state.mirrored_seq
-        ]
-        rows = rows_of(
-            self._disk, self._storage.experiment_fs_path, [one.trial_id for one in behind]
-        )
-        for trial in self._trials:
-            if trial.status == Trial.ERROR and trial.account.faults and self._lacks_errors(trial):
-                errorfile.restore(trial, trial.account.faults)
-        for trial in behind:
-            iteration = self._chronicle.trial(trial.trial_id).iteration
-            own = rows[trial.trial_id]
-            self._history.restore(trial, iteration, functools.partial(iter, own))
-
-    def _lacks_errors(self, trial: Trial) -> bool:
-        if Path(trial.local_path, _ray.EXPR_ERROR_FILE).exists():
-            return False
-        try:
-            return _ray.EXPR_ERROR_FILE not in self._disk.list_names(trial.path)
-        except Exception:
-            logger.warning("Could not list the files of %s.", trial, exc_info=True)
-            return False
 
     # --- every trial is ours ---------------------------------------------------------------------
 
@@ -222,283 +141,12 @@ class Controller(RecordedController):
     def _reuse(self, trial: Trial) -> None:
         self._maybe_reuse_cached_actor(trial)
 
-    def _restore_history(self, trial: Trial, saved: Any) -> None:
-        """Bring a trial's files to what its attempt continues from."""
-        record = recording.known(trial)
-        if record is None or not record.high_water:
-            return  # there is no history
-        iteration = 0 if saved is None else iteration_of(saved.metrics)
-        report = None if saved is None else saved.metrics
-        if trial.exploits():
-            iteration, report = min(iteration, record.iteration), None
-        rows = functools.partial(self._rows_of, trial)
-        self._history.restore(trial, iteration, rows, report)
-
-    def _rows_of(self, trial: Trial) -> list[Row]:
-        found = rows_of(self._disk, self._storage.experiment_fs_path, [trial.trial_id])
-        return found[trial.trial_id]
-
     def _actor_started(self, tracked_actor: Any, log: str = "STARTED") -> None:
         trial = self._actor_to_trial[tracked_actor]
         self._restore_history(trial, trial.latest_checkpoint_result)
         trial.on_start()
         self._kill_replaced(trial)
         super()._actor_started(tracked_actor, log=log)
-
-    # --- restoring -------------------------------------------------------------------------------
-
-    def _schedule_trial_restore(self, trial: Trial) -> bool:
-        """Have the newest whole checkpoint restored; False if there never was one."""
-        checkpoints = self._context.checkpoints
-        try:
-            saved = checkpoints.choose(trial)
-            self._restore_history(trial, saved)
-            if saved is None:
-                trial.begin_anew()
-                recording.started(trial, None)
-                return False
-            handed_out = trial.handed_out(saved)
-            trial.temporary_state.restoring_from = saved
-            if checkpoints.is_verifiable(trial, saved.checkpoint):
-                self._schedule_check(trial, handed_out)
-            else:
-                self._schedule_load(trial, handed_out)
-        except (NewerFormatError, NoCheckpointError, StorageError) as error:
-            trial.on_restoring()
-            self._process_trial_failure(trial, error)
-        return True
-
-    def _schedule_check(self, trial: Trial, handed_out: Any) -> None:
-        """Have a checkpoint read, every byte, by the actor that is to load it."""
-
-        def on_checked(trial: Trial, problem: str) -> None:
-            if problem:
-                self._on_bad_checkpoint(trial, problem)
-            else:
-                self._schedule_load(trial, handed_out)
-
-        self._schedule_trial_task(
-            trial=trial,
-            method_name="__ray_call__",
-            args=(check, handed_out.checkpoint, settings.STORAGE_RETRY_S.get()),
-            on_result=on_checked,
-            on_error=self._trial_task_failure,
-        )
-
-    def _on_bad_checkpoint(self, trial: Trial, problem: str) -> None:
-        saved = trial.temporary_state.restoring_from
-        trial.temporary_state.restoring_from = None
-        try:
-            self._context.checkpoints.reject(
-                trial, saved.checkpoint, problem, Cause.CHECKPOINT_CORRUPT
-            )
-        except (NewerFormatError, StorageError) as error:
-            self._process_trial_failure(trial, error)
-            return
-        if not self._schedule_trial_restore(trial):
-            self._set_trial_status(trial, Trial.RUNNING)
-            self._schedule_trial_train(trial)
-
-    def _schedule_load(self, trial: Trial, handed_out: Any) -> None:
-        recording.started(trial, trial.temporary_state.restoring_from)
-        self._schedule_trial_task(
-            trial=trial,
-            method_name="restore",
-            args=(handed_out,),
-            on_result=self._on_restoring_result,
-            on_error=self._trial_task_failure,
-        )
-
-    def _take_over(self, trial: Trial, known: int | None = None) -> None:
-        """Take over checkpoints that a worker committed and no driver has seen.
-
-        Each stands for a report that never arrived: it is processed as that report, and decided on.
-
-        Args:
-            trial: whose.
-            known: the latest iteration that needs no decision; None for the latest reported one.
-        """
-        try:
-            unseen = self._context.checkpoints.unseen(trial)
-        except (NewerFormatError, StorageError):
-            logger.warning("Could not look for newer checkpoints of %s.", trial, exc_info=True)
-            return
-        for result, attempt in unseen:
-            status = trial.status
-            trial.takes_over = attempt
-            logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
-            self._set_status_quietly(trial, Trial.RUNNING)
-            self._process_trial_save(trial, result)
-            if iteration_of(result.metrics) > (
-                trial.account.high_water if known is None else known
-            ):
-                trial.init_local_path()
-                before = iteration_of(result.metrics) - 1
-                self._history.restore(trial, before, functools.partial(self._rows_of, trial))
-                try:
-                    report = {**result.metrics, "config": trial.config}
-                    self._process_trial_result(trial, report)
-                except _ResultRefusedError as refused:
-                    trial.takes_over = 0
-                    self._process_trial_failure(trial, ValueError(str(refused)))
-                    return
-                except (AttributeError, LookupError, TypeError, ValueError):
-                    # A manifest holds plain values; a stopper may want others.
-                    logger.warning("A report of %s could not be told.", trial, exc_info=True)
-            trial.takes_over = 0
-            decision = self._queued_trial_decisions.pop(trial.trial_id, None)
-            if decision == TrialScheduler.STOP:
-                self.stop_trial(trial)
-                return
-            paused = decision == TrialScheduler.PAUSE
-            self._set_status_quietly(trial, Trial.PAUSED if paused else status)
-            if paused:
-                trial.on_paused()
-
-    def _carry_out(self, trial: Trial) -> None:
-        """Carry out what was decided before the driver before could."""
-        record = recording.known(trial)
-        if record is None or not record.is_decision_open or trial.is_finished():
-            return
-        if record.decision == TrialScheduler.STOP:
-            self._set_status_quietly(trial, Trial.RUNNING)
-            self.stop_trial(trial)
-        else:
-            self._set_status_quietly(trial, Trial.PAUSED)
-            trial.on_paused()
-
-    def _put_out(self, trial: Trial) -> None:
-        """Delete what was put out, and nobody has deleted."""
-        try:
-            paths = self._context.checkpoints.put_out(trial)
-        except (NewerFormatError, StorageError):
-            logger.warning("Could not look for older checkpoints of %s.", trial, exc_info=True)
-            return
-        for path in paths:
-            trial.retire(path)
-
-    def _set_status_quietly(self, trial: Trial, status: str) -> None:
-        """Change the status of a trial without an actor; it keeps its one place in the queue."""
-        if trial in self._pending_trials_list:
-            self._places[trial] = self._pending_trials_list.index(trial)
-            self._pending_trials_list.remove(trial)
-        self._set_trial_status(trial, status)
-        if status == Trial.PENDING and trial in self._places:
-            self._pending_trials_list.remove(trial)
-            self._pending_trials_list.insert(self._places.pop(trial), trial)
-
-    # --- being stopped ---------------------------------------------------------------------------
-
-    def _schedule_trial_train(self, trial: Trial) -> None:
-        stop = self._context.stop
-        if not stop.is_requested:
-            super()._schedule_trial_train(trial)
-        elif self._lacks_checkpoint(trial) and not stop.hurry:
-            logger.info("Trial %s is asked for a last checkpoint.", trial)
-            self._schedule_trial_task(
-                trial=trial,
-                method_name="save",
-                on_result=self._on_last_save,
-                on_error=self._on_last_save_failure,
-            )
-        else:
-            self._at_rest.add(trial)
-
-    def _lacks_checkpoint(self, trial: Trial) -> bool:
-        """Whether a trial that can be asked for a checkpoint has got further than its latest."""
-        record = recording.known(trial)
-        if trial.is_function or record is None:
-            return False
-        latest = trial.latest_checkpoint_result
-        return record.iteration > (0 if latest is None else iteration_of(latest.metrics))
-
-    def _on_last_save(self, trial: Trial, saved: Any) -> None:
-        self._at_rest.add(trial)
-        self._on_saving_result(trial, saved)
-
-    def _on_last_save_failure(self, trial: Trial, error: Exception) -> None:
-        # It is no failure of the trial: nobody but the stop has asked for it.
-        logger.warning("Trial %s has no last checkpoint: %s", trial, error)
-        self._at_rest.add(trial)
-
-    def _stop_if_asked(self) -> None:
-        """End the loop of a fit that is asked to stop, when its trials are at rest."""
-        stop = self._context.stop
-        if not stop.is_requested or stop.done.is_set():
-            return
-        busy = [
-            trial
-            for trial in self._trial_to_actor
-            if trial.status == Trial.RUNNING and not trial.is_function
-            if trial not in self._at_rest
-        ]
-        if busy and not stop.hurry and stop.grace_left_s():
-            return
-        if busy:
-            logger.warning("No last checkpoints of %s: there is no more time.", busy)
-        stop.done.set()
-
-    # --- saving ----------------------------------------------------------------------------------
-
-    def save_to_dir(self) -> None:
-        """Write Ray's state files, and note that there is a new state to upload."""
-        with self._syncer.writing:
-            super().save_to_dir()
-            self._syncer.written += 1
-            self._written_seq[self._syncer.written] = self._chronicle.state.seq
-
-    def checkpoint(self, force: bool = False, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - Ray's signature
-        """Save the state as Ray does, and delete what it no longer names."""
-        self._syncer.is_last = wait
-        if self._context.stop.is_requested:
-            self._syncer.sync_timeout = self._patience_s()
-        super().checkpoint(force=force, wait=wait)
-        self._note_mirrored()
-        if wait:
-            self._retention.start()
-            self.settle()
-            self._retention.finish(self._patience_s())
-        else:
-            self._retention.tick()
-
-    def _note_mirrored(self) -> None:
-        """Record what has arrived on storage since the last time."""
-        done = [number for number in self._written_seq if number <= self._syncer.durable]
-        seq = max((self._written_seq.pop(number) for number in done), default=0)
-        if seq:
-            self._chronicle.record(FilesMirrored(seq))
-
-    def cleanup(self) -> None:
-        """Clean up as Ray does, and wait for what is still written or deleted.
-
-        Also when an exception ends the fit: whoever restores the experiment next must not read a
-        state that is half uploaded.
-        """
-        try:
-            super().cleanup()
-        finally:
-            self._retention.close(self._patience_s())
-            self._wait_for_upload()
-            self._history.close()
-
-    def _wait_for_upload(self) -> None:
-        try:
-            # One who has lost the lease is in another's way.
-            self._syncer.wait(self._patience_s() if self._lease.is_lost else None)
-        except Exception:
-            logger.warning("Could not upload the state of the experiment.", exc_info=True)
-
-    def _paths_in_use(self) -> set[str]:
-        """Return the checkpoints that some trial is restored from, or may be."""
-        used = set(_ray.checkpoints_kept_by(self._scheduler_alg))
-        for trial in self._live_trials:
-            restoring_from = trial.temporary_state.restoring_from
-            if restoring_from is not None:
-                used.add(restoring_from.checkpoint.path)
-            latest = latest_path(trial)
-            if latest is not None:
-                used.add(latest)
-        return used
 
     # --- results ---------------------------------------------------------------------------------
 
@@ -507,7 +155,7 @@ class Controller(RecordedController):
     ) -> None:
         try:
             super()._on_training_result(trial, result)
-        except _ResultRefusedError as refused:
+        except ResultRefusedError as refused:
             self._process_trial_failure(trial, ValueError(str(refused)))
 
     def _process_trial_result(self, trial: Trial, result: dict[str, Any]) -> str | None:
@@ -554,7 +202,7 @@ class Controller(RecordedController):
         try:
             super()._validate_result_metrics(result)
         except ValueError as error:
-            raise _ResultRefusedError(str(error)) from error
+            raise ResultRefusedError(str(error)) from error
 
     def stop_trial(self, trial: Trial) -> None:
         """Stop a trial as Ray does; what fails from here on failed while stopping."""
@@ -566,7 +214,6 @@ class Controller(RecordedController):
         if exception and actor is not None:
             self._replaced[trial] = actor
         idle = actor is None or self._actor_manager.is_idle(actor)
-        self._ended.note(trial)
         super()._schedule_trial_stop(trial, exception=exception)
         trial.end_attempt(cleanly=idle and not exception)
         waited = self._waiting.pop(trial, None) is not None
@@ -583,30 +230,6 @@ class Controller(RecordedController):
         actor = self._replaced.pop(trial, None)
         if actor in self._stopping_actors and self._actor_manager.is_actor_started(actor):
             self._actor_manager.remove_actor(actor, kill=True)
-
-    # --- ended trials ----------------------------------------------------------------------------
-
-    def _mark_trial_to_checkpoint(self, trial: Trial) -> None:
-        super()._mark_trial_to_checkpoint(trial)
-        if trial.is_finished():
-            self._ended.note(trial)
-
-    def _is_done_with(self, trial: Trial) -> bool:
-        """Whether all know of a trial's end who are to be told, and nothing of it is open."""
-        return not (
-            trial in self._trial_to_actor
-            or trial.is_saving
-            or trial.open_charges
-            or self._announcer.awaits(trial)
-        )
-
-    def _keep_state(self, trial: Trial, state: PackedState) -> None:
-        self._trial_metadata[trial.trial_id] = state
-        self._trials_to_cache.discard(trial)
-
-    def _release(self, trial: Trial) -> None:
-        self._history.release(trial)
-        self._retention.forget(trial.kept_paths())
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -720,7 +343,6 @@ class Controller(RecordedController):
         """Book what was still open when the last trial ended."""
         super().on_step_end()
         self._recovery.tick(self._actor_manager, self.is_finished)
-        self._ended.tick(self._trials)
 
     def _take_off_reset(self, trial: Trial) -> None:
         """Let a trial that failed while its actor was made ready for it take Ray's way to recover.
