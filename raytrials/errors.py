@@ -325,8 +325,8 @@ class SearchSpaceNeededError(RaytrialsError, ValueError):
     """An experiment cannot go on without values of its search space that are not on storage.
 
     Object references, datasets and actors live as long as their cluster; other objects could not be
-    saved, or do not load here. The caller's to give; raised before any trial starts; spends no
-    budget.
+    saved, or do not load here; or the state of the searcher is gone, which held them. The caller's
+    to give; raised before any trial starts; spends no budget.
 
     Attributes:
         path: of the experiment.
@@ -343,8 +343,9 @@ class SearchSpaceNeededError(RaytrialsError, ValueError):
     def __str__(self) -> str:
         return (
             f"The experiment {self.path!r} needs its param_space again, for the values of "
-            f"{', '.join(self.keys)}, which are not saved with it (references, datasets and actors "
-            "end with their cluster). Pass it: Tuner.restore(path, trainable, param_space=...)."
+            f"{', '.join(self.keys)}, which are not saved with it, or no longer (references, "
+            "datasets and actors end with their cluster). Pass it: "
+            "Tuner.restore(path, trainable, param_space=...)."
         )
 
 

@@ -52,7 +52,11 @@ from raytrials.driver.resume import kind_for, replay_stopper, rows_of
 from raytrials.driver.search import Search
 from raytrials.driver.step import StepController
 from raytrials.driver.trial import FitContext, Trial, adopt
-from raytrials.errors import ExperimentExistsError, UnpicklableStateError
+from raytrials.errors import (
+    ExperimentExistsError,
+    SearchSpaceNeededError,
+    UnpicklableStateError,
+)
 from raytrials.store.location import disk_of
 from raytrials.store.recovery import Recovered
 from raytrials.store.segment import Damage
@@ -248,6 +252,7 @@ class RecordedController(StepController):
 
         Raises:
             JournalCorruptError: events are lost that nothing else holds; nothing was written.
+            SearchSpaceNeededError: the searcher is lost, and what it searched is not known.
         """
         if not self._chronicle.has_events():
             self._import(resume_config)
@@ -372,6 +377,10 @@ class RecordedController(StepController):
             logger.warning("No snapshot holds the searcher: it is taken through all events.")
             # Read now: what is damaged must be known before anything is written.
             self._begins_search = self._chronicle.records()
+        if self._begins_search is not None and not self._context.param_space:
+            missing = tuple(recovered.state.param_space)
+            if missing:
+                raise SearchSpaceNeededError(self._storage.experiment_fs_path, missing)
         if STOPPER in recovered.parts:
             try:
                 self._stopper = _ray.cloudpickle.loads(recovered.parts[STOPPER])

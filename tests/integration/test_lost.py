@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray import tune
 from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
 from support.telling import Stopping
 
 from raytrials import Tuner
 from raytrials.driver.result import TrialResultGrid
+from raytrials.errors import SearchSpaceNeededError
 
 pytestmark = pytest.mark.usefixtures("ray_local")
 
@@ -81,3 +85,44 @@ def test_nothing_is_lost_where_everything_is_kept(workspace: Path) -> None:
     assert dict(grid.lost) == {}
     with pytest.raises(TypeError):
         grid.lost["searcher"] = "no"  # type: ignore[index]
+
+
+SEARCHERS: dict[str, Callable[[], Searcher | None]] = {
+    "random": lambda: None,
+    "optuna": lambda: OptunaSearch(seed=1),
+}
+
+
+@pytest.mark.parametrize("make", SEARCHERS.values(), ids=SEARCHERS)
+def test_a_search_whose_state_is_gone_begins_anew_in_the_same_space_or_not_at_all(
+    workspace: Path, make: Callable[[], Searcher | None]
+) -> None:
+    stop = workspace / "stop"
+    stop.write_text("1")
+    space = {"x": tune.uniform(3, 4), "same": "value"}
+    first = Tuner(
+        train,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric="count", mode="max", search_alg=make(), num_samples=3, max_concurrent_trials=1
+        ),
+        run_config=tune.RunConfig(
+            name="fit", storage_path=str(workspace), verbose=0, callbacks=[Stopping(stop)]
+        ),
+    )
+    with pytest.raises(tune.TuneError, match="stopped here"):
+        first.fit()
+    home = workspace / "fit" / ".raytrials"
+    shutil.rmtree(home / "snapshots")
+    before = {path.name: path.read_bytes() for path in (home / "journal").iterdir()}
+    with pytest.raises(SearchSpaceNeededError, match="x, same"):
+        Tuner.restore(str(workspace / "fit"), train).fit()
+    assert {path.name: path.read_bytes() for path in (home / "journal").iterdir()} == before
+
+    grid = Tuner.restore(str(workspace / "fit"), train, param_space=space).fit()
+    assert [result.error for result in grid] == [None] * 3
+    configs = [result.config or {} for result in grid]
+    assert all(3 <= config["x"] <= 4 and config["same"] == "value" for config in configs)
+    assert isinstance(grid, TrialResultGrid)
+    # Ray's own gives trials other ids in each new search.
+    assert list(grid.lost) == (["searcher"] if make() is None else [])
