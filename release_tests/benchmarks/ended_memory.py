@@ -8,8 +8,7 @@ the driver's resident memory, threads and open files. The aim is at most 20 KB o
 no thread and no file.
 
 Three kinds of trials: trivial ones, some with 20 metrics and 10 results, and the same with 10
-checkpoints. `--quick` runs few trivial ones once, which only shows that the
-benchmark runs.
+checkpoints. `--quick` runs few trivial ones once, which only shows that the benchmark runs.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import argparse
 import gc
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
+
+from paired import SIDES, Figures, in_own_process, own_ray
 
 KINDS = {
     # metrics, results and checkpoints of a trial
@@ -36,7 +34,7 @@ LAST = 10
 """How many trials the second moment is before the end."""
 
 
-def held() -> dict[str, float]:
+def held() -> Figures:
     """Return what this process holds now."""
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -55,7 +53,7 @@ class Watch:
     def __init__(self, trials: int) -> None:
         self.wanted = [trials // 4, trials - LAST]
         self.ended: set[str] = set()
-        self.seen: list[tuple[int, dict[str, float]]] = []
+        self.seen: list[tuple[int, Figures]] = []
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Count."""
@@ -68,14 +66,11 @@ class Watch:
             self.seen.append((len(self.ended), held()))
 
 
-def measure(tuner: str, kind: str, trials: int, *, traced: bool) -> dict[str, float]:
+def measure(tuner: str, kind: str, trials: int, *, traced: bool) -> Figures:
     """Run one fit in this process and return what each ended trial left."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Trials that wait take memory too; there are as many of them at both moments.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(LAST // 2)
-    import ray  # noqa: PLC0415 - it reads the environment when it is imported
-    from ray import tune  # noqa: PLC0415
+    from ray import tune  # noqa: PLC0415 - it reads the environment when it is imported
 
     from raytrials import Tuner  # noqa: PLC0415
 
@@ -101,48 +96,35 @@ def measure(tuner: str, kind: str, trials: int, *, traced: bool) -> dict[str, fl
             pass
 
     watch = type("Watching", (Watch, tune.Callback), {})(trials)
-    with tempfile.TemporaryDirectory(prefix="rb") as directory:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=150_000_000,
-            log_to_driver=False,
-            _temp_dir=f"{directory}/ray",
-        )
-        try:
-            if traced:
-                tracemalloc.start()
-            grid = {"vanilla": tune.Tuner, "raytrials": Tuner}[tuner](
-                Trivial,
-                param_space={"x": tune.grid_search(list(range(trials)))},
-                tune_config=tune.TuneConfig(reuse_actors=True),
-                run_config=tune.RunConfig(
-                    name="fit",
-                    storage_path=f"{directory}/storage",
-                    verbose=0,
-                    callbacks=[watch],
-                    checkpoint_config=tune.CheckpointConfig(
-                        checkpoint_frequency=int(bool(checkpoints)), checkpoint_at_end=False
-                    ),
+    with own_ray(2) as directory:
+        if traced:
+            tracemalloc.start()
+        grid = {"vanilla": tune.Tuner, "raytrials": Tuner}[tuner](
+            Trivial,
+            param_space={"x": tune.grid_search(list(range(trials)))},
+            tune_config=tune.TuneConfig(reuse_actors=True),
+            run_config=tune.RunConfig(
+                name="fit",
+                storage_path=f"{directory}/storage",
+                verbose=0,
+                callbacks=[watch],
+                checkpoint_config=tune.CheckpointConfig(
+                    checkpoint_frequency=int(bool(checkpoints)), checkpoint_at_end=False
                 ),
-            ).fit()
-        finally:
-            ray.shutdown()
+            ),
+        ).fit()
     if grid.num_errors or len(grid) != trials:
         raise RuntimeError(f"{grid.num_errors} of {len(grid)} trials failed")
     (before, first), (after, last) = watch.seen
     return {name: (last[name] - first[name]) / (after - before) for name in first}
 
 
-def in_own_process(tuner: str, kind: str, trials: int, *, quick: bool) -> dict[str, float]:
+def measured(tuner: str, kind: str, trials: int, *, quick: bool) -> Figures:
     """Measure in fresh processes and Rays."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     for traced in ["--traced"] if quick else ["--traced", "--no-traced"]:
-        command = [sys.executable, __file__, "--measure", tuner, "--kind", kind, traced]
-        command += ["--trials", str(trials)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        figures |= json.loads(done.stdout.strip().splitlines()[-1])
+        command = ("--measure", tuner, "--kind", kind, traced, "--trials", trials)
+        figures |= in_own_process(__file__, *command)
     return figures
 
 
@@ -152,7 +134,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=410)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kind", choices=list(KINDS))
-    parser.add_argument("--measure", choices=["vanilla", "raytrials"], help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--traced", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -162,10 +144,7 @@ def main() -> None:
     trials = 40 if arguments.quick else arguments.trials
     for kind in [arguments.kind] if arguments.kind else list(KINDS)[: 1 if arguments.quick else 3]:
         print(f"each ended trial of {trials}, {kind}")
-        vanilla, ours = (
-            in_own_process(tuner, kind, trials, quick=arguments.quick)
-            for tuner in ("vanilla", "raytrials")
-        )
+        vanilla, ours = (measured(side, kind, trials, quick=arguments.quick) for side in SIDES)
         for name in vanilla:
             print(f"  {name:12} vanilla {vanilla[name]:8.2f}  raytrials {ours[name]:8.2f}")
 
