@@ -59,16 +59,32 @@ class Nodes:
 
 
 @contextlib.contextmanager
+def ray_directory() -> Iterator[str]:
+    """Give a directory that is Ray's temporary one for this process and its clusters, and goes.
+
+    It also keeps the note of the current cluster's address, for which Ray makes no directory, out
+    of the way of other clusters.
+    """
+    with tempfile.TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as directory:
+        before = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = directory
+        try:
+            Path(directory, "ray").mkdir()
+            yield directory
+        finally:
+            if before is None:
+                del os.environ["RAY_TMPDIR"]
+            else:
+                os.environ["RAY_TMPDIR"] = before
+
+
+@contextlib.contextmanager
 def running_nodes() -> Iterator[None]:
     """Run the nodes and connect to them; use the Ray that this process is connected to, if any."""
     if ray.is_initialized():
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as directory:
-        # Also keeps the note of the current cluster's address out of the way of other clusters.
-        before = os.environ.get("RAY_TMPDIR")
-        os.environ["RAY_TMPDIR"] = directory
-        Path(directory, "ray").mkdir()
+    with ray_directory():
         nodes = Nodes.current = Nodes()
         try:
             ray.init(
@@ -79,7 +95,3 @@ def running_nodes() -> Iterator[None]:
             Nodes.current = None
             ray.shutdown()
             nodes.cluster.shutdown()
-            if before is None:
-                del os.environ["RAY_TMPDIR"]
-            else:
-                os.environ["RAY_TMPDIR"] = before

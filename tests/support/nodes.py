@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from ray import tune
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
+
+from raytrials.demo.nodes import ray_directory
 
 MEMORY_BYTES = 120_000_000
 
@@ -134,23 +135,14 @@ class JoinAfterFreeze(tune.Callback):
 @contextlib.contextmanager
 def running_nodes() -> Iterator[Nodes]:
     """Run a cluster, and a driver connected to it."""
-    directory = tempfile.mkdtemp(prefix="rt")
-    # Here a cluster writes its address, in a directory that a machine new to Ray has not got.
-    before = os.environ.get("RAY_TMPDIR")
-    os.environ["RAY_TMPDIR"] = directory
-    Path(directory, "ray").mkdir()
-    nodes = Nodes(directory)
-    try:
-        JoinLater.nodes = JoinAfterFreeze.nodes = nodes
-        ray.init(address=nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield nodes
-    finally:
-        nodes.shutdown()
-        if before is None:
-            del os.environ["RAY_TMPDIR"]
-        else:
-            os.environ["RAY_TMPDIR"] = before
-        shutil.rmtree(directory, ignore_errors=True)
+    with ray_directory() as directory:
+        nodes = Nodes(directory)
+        try:
+            JoinLater.nodes = JoinAfterFreeze.nodes = nodes
+            ray.init(address=nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield nodes
+        finally:
+            nodes.shutdown()
 
 
 def slowly(config: dict[str, Any]) -> None:
