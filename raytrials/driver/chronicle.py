@@ -292,7 +292,8 @@ class Chronicle:
             raise
 
     def _give_up_if_refused(self, journal: Journal) -> None:
-        error = self._pump.error if self._pump is not None else None
+        # Nothing is written while the lease is in doubt; then its renewals tell of the storage.
+        error = journal.error if self._lease.is_valid() else self._lease.error
         if self._has_given_up or error is None:
             return
         if error.kind not in _LASTING or not journal.is_urgent:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from raytrials.core.event import Event, Record
+from raytrials.errors import StorageError
 from raytrials.store.clock import Clock
 from raytrials.store.disk import Appender, Disk
 from raytrials.store.record import encode
@@ -59,6 +60,10 @@ class Journal(ABC):
         accept: given each event before it is taken; what it raises keeps the event out.
         may_write: asked before each write; False keeps all in memory, as long as nobody knows
             whether the lease still holds.
+
+    Attributes:
+        changed: notified when there is something to do.
+        error: what the storage said to the latest try to write, None if it took everything.
     """
 
     def __init__(  # noqa: PLR0913 - all of them by name
@@ -73,6 +78,7 @@ class Journal(ABC):
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.changed = threading.Condition()
+        self.error: StorageError | None = None
         self._disk = disk
         self._directory = directory
         self._epoch = epoch
@@ -182,8 +188,14 @@ class Journal(ABC):
         Raises:
             StorageError: the storage failed; nothing is lost, and the next call tries again.
         """
-        if self.is_pending and self._can_write():
+        if not (self.is_pending and self._can_write()):
+            return
+        try:
             self._sync()
+        except StorageError as error:
+            self.error = error
+            raise
+        self.error = None
 
     @abstractmethod
     def _secure(self) -> None:

@@ -25,9 +25,6 @@ class Pump(threading.Thread):
     Args:
         journal: whose.
         interval_s: how long an event may wait that nothing waits for.
-
-    Attributes:
-        error: what the storage said to the latest try, None if it took everything.
     """
 
     def __init__(self, journal: Journal, interval_s: float) -> None:
@@ -35,7 +32,6 @@ class Pump(threading.Thread):
         self._journal = journal
         self._interval_s = interval_s
         self._closing = False
-        self.error: StorageError | None = None
 
     def run(self) -> None:
         """Work until :meth:`close`."""
@@ -52,12 +48,10 @@ class Pump(threading.Thread):
             before = self._journal.durable_seq
             try:
                 self._journal.sync()
-                self.error = None
                 # What may not be written yet stays due; what came during the sync does not wait.
                 is_stuck = self._journal.durable_seq == before and self._is_due()
                 wait_s = FIRST_WAIT_S if is_stuck else 0.0
             except StorageError as error:
-                self.error = error
                 wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * wait_s))
                 logger.warning("The journal is tried again in %.1f s: %s", wait_s, error)
             except Exception:

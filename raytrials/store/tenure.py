@@ -10,7 +10,13 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from raytrials.errors import LeaseExpiredError, LeaseLostError, NewerFormatError, RaytrialsError
+from raytrials.errors import (
+    LeaseExpiredError,
+    LeaseLostError,
+    NewerFormatError,
+    RaytrialsError,
+    StorageError,
+)
 from raytrials.store.clock import Clock
 from raytrials.store.disk import Disk, Hold
 from raytrials.store.leasefile import Found, Record, epochs_in, newest, partial_name, read
@@ -55,12 +61,14 @@ class Lease:
 
     Attributes:
         epoch: of this lease; what its holder writes carries it.
+        error: what the storage said to the latest renewal, None if it took it.
     """
 
     def __init__(
         self, site: Site, record: Record, name: str, hold: Hold | None, began_s: float
     ) -> None:
         self.epoch = record.epoch
+        self.error: StorageError | None = None
         self._site = site
         self._record = record
         self._name = name
@@ -89,6 +97,10 @@ class Lease:
             except LeaseLostError as error:
                 self._lost = error
                 raise
+            except StorageError as error:
+                self.error = error
+                raise
+            self.error = None
             self._record = record
             self._renewed_s = began_s
 

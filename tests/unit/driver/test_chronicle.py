@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+
 import pytest
 from support.leases import ELSEWHERE, HERE, Machine
 
+from raytrials import settings
 from raytrials.chaos.disk import FakeLocal
+from raytrials.chaos.fault import Faulty, Operation
 from raytrials.core.event import DriverAttached, ExperimentCreated
 from raytrials.driver.chronicle import Chronicle
-from raytrials.errors import LeaseLostError
+from raytrials.errors import LeaseLostError, StorageError
 from raytrials.store.disk import Disk
 from raytrials.store.lease import Lease
 from raytrials.store.tenure import EXPIRY_S
@@ -84,3 +90,61 @@ def test_a_lease_that_is_lost_ends_the_driver_with_nothing_written(machine: Mach
     assert not chronicle.settle()
     assert not chronicle.close("too late")
     assert files(machine.disk) == before
+
+
+@pytest.mark.parametrize("renewed", ["never", "from time to time", "at last"])
+def test_a_storage_that_refuses_for_good_ends_the_driver_also_when_its_lease_expired(
+    renewed: str,
+) -> None:
+    refuses = False
+
+    def refuse(operation: Operation) -> None:
+        if refuses and (renewed != "from time to time" or "/lease" not in operation.path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), operation.path)
+
+    machine = Machine(Faulty(FakeLocal(), before=[refuse]))
+    chronicle, lease = opened(machine)
+    refuses = True
+    chronicle.await_durable(chronicle.record(ATTACHED))
+    for _ in range(int(settings.STORAGE_RETRY_S.get())):
+        machine.clock.now_s += 1
+        with contextlib.suppress(StorageError):
+            lease.renew()
+        chronicle.tick(dict)
+    machine.clock.now_s += 1
+    if renewed == "at last":
+        refuses = False
+        lease.renew()
+        chronicle.tick(dict)
+        assert chronicle.settle()
+        return
+    with pytest.raises(StorageError) as raised:
+        chronicle.tick(dict)
+    assert raised.value.kind == "forbidden"
+    chronicle.tick(dict)  # the clean-up comes here again
+    assert not chronicle.settle()
+
+
+def test_a_storage_that_refused_and_does_not_answer_now_is_waited_for() -> None:
+    errors: list[OSError] = []
+
+    def fail(operation: Operation) -> None:
+        if errors:
+            raise errors[-1]
+
+    machine = Machine(Faulty(FakeLocal(), before=[fail]))
+    chronicle, lease = opened(machine)
+    errors.append(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    chronicle.await_durable(chronicle.record(ATTACHED))
+    chronicle.tick(dict)
+    errors.append(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+    machine.clock.now_s += EXPIRY_S
+    with pytest.raises(StorageError):
+        lease.renew()
+    for _ in range(100):
+        machine.clock.now_s += 1
+        chronicle.tick(dict)
+    errors.clear()
+    lease.renew()
+    chronicle.tick(dict)
+    assert chronicle.settle()
