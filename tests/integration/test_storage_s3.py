@@ -207,8 +207,9 @@ def test_renewed_credentials_are_no_ones_fault(
 
 @pytest.mark.usefixtures("ray_local")
 def test_expired_credentials_are_the_storages_fault(
-    s3: int, gated: tuple[int, Path], workspace: Path
+    s3: int, gated: tuple[int, Path], workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAYTRIALS_STORAGE_RETRY_S", "5")
     port, key_file = gated
     recovered, path = Recovered(), f"{BUCKET}/expired"
     # Nothing more is started without the journal, and no waiting opens it again.
