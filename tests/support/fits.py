@@ -67,7 +67,7 @@ def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[
     """Start a Python script in a process group of its own; it can import `support`."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -107,13 +107,27 @@ class Stored:
         return start(script, json.dumps(asdict(self)), TMPDIR=str(temporary), **environment)
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> str:
-    """Return what a script printed, once it has ended well."""
+def output_of(process: subprocess.Popen[str], timeout_s: float = 200) -> str:
+    """Return what a script printed, once it has ended.
+
+    Raises:
+        RuntimeError: it does not end; says where its threads are.
+    """
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # the fault handler prints all stacks
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
         os.killpg(process.pid, signal.SIGKILL)
-        raise
+        output, _ = process.communicate()
+        raise RuntimeError(f"not ended in {timeout_s} s:\n{output}") from None
+    return output
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> str:
+    """Return what a script printed, once it has ended well."""
+    output = output_of(process, timeout_s)
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode}:\n{output}")
     return output
