@@ -80,6 +80,13 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         """Kill, check, and say when it is over."""
+        try:
+            self._kill()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the trial must end
+            self.problems.append(f"the killer failed: {error!r}")
+        (self.directory / "over").touch()
+
+    def _kill(self) -> None:
         while self.struck < self.kills:
             pid, step = self._next_save()
             # Beyond its end: the kill strikes between the commit and the report.
@@ -92,7 +99,6 @@ class Killer(threading.Thread):
                 time.sleep(0.01)
             self.struck += 1
             self._check(step)
-        (self.directory / "over").touch()
 
     def _next_save(self) -> tuple[int, int]:
         """Wait for the second save of a worker; return its pid and the step."""
@@ -129,9 +135,14 @@ class Killer(threading.Thread):
         """Look at everything on storage after a kill in the save of `step`."""
         committed = self._committed()
         for path in committed:
-            finding = inspect(LocalDisk(), str(path), full=True)
-            if not path.exists():
+            try:
+                finding = inspect(LocalDisk(), str(path), full=True)
+            except OSError:
+                if path.exists():
+                    raise
                 continue  # the driver's retention took it meanwhile
+            if not path.exists():
+                continue  # likewise
             if finding.verdict is not Verdict.VERIFIED or finding.manifest is None:
                 self.problems.append(f"{path.name} is {finding.verdict}: {finding.problem}")
                 continue
@@ -152,7 +163,7 @@ def _step_of(path: Path) -> int:
 def _lives(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # also while it is read
         return False
 
 
