@@ -128,13 +128,36 @@ class DriverDetached(Event):
 
 
 @dataclass(frozen=True)
-class SchedulerActed(Event):
-    """The scheduler called the controller or a trial from within one of its own methods.
+class SchedulerCalled(Event):
+    """The scheduler is about to be called. What comes of it is known when the call is repeated.
+
+    Calls that it causes itself, such as the removal of a trial that it stops, are not recorded.
 
     Attributes:
-        call: what it called.
-        trial_id: the trial that the call is about, None if about none.
-        arguments: of the call.
+        call: `add`, `error`, `result`, `complete`, `remove` or `choose`.
+        trial_id: the trial that the call is about, None for `choose`.
+        statuses: of the trials that are something else than at the call before: Ray's status by
+            trial, with ` saving` behind it while a save is on its way.
+    """
+
+    call: str
+    trial_id: str | None = None
+    statuses: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "statuses")
+
+
+@dataclass(frozen=True)
+class SchedulerActed(Event):
+    """The scheduler was told, in or for a call, what a repeated call cannot find out.
+
+    Attributes:
+        call: what it is about: `resolve`, in a call, for what came of a trial's save; before a call
+            `cluster` for the size of the cluster, and `absent` for a trial that is not waited for.
+        trial_id: the trial, None for `cluster`.
+        arguments: of `resolve` the path of the checkpoint below the experiment, and its iteration,
+            or nothing if nothing was saved; of `cluster` its processors and GPUs.
     """
 
     call: str
@@ -387,6 +410,7 @@ class TrialConfigChanged(TrialEvent):
         state: likewise.
         checkpoint: what it continues from now if it is another trial's: the path below the
             experiment; None if it goes on from its own.
+        metrics: the report that belongs to that checkpoint; None without one.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -394,10 +418,13 @@ class TrialConfigChanged(TrialEvent):
     resources: Sequence[Mapping[str, float]] = ()
     state: str = ""
     checkpoint: str | None = None
+    metrics: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self, "config")
         object.__setattr__(self, "resources", [plain_metrics(one) for one in self.resources])
+        if self.metrics is not None:
+            _make_plain(self, "metrics")
 
 
 @dataclass(frozen=True)
@@ -474,6 +501,7 @@ EVENTS: Mapping[str, type[Event]] = {
         ExperimentCreated,
         DriverAttached,
         DriverDetached,
+        SchedulerCalled,
         SchedulerActed,
         StateLost,
         FilesMirrored,

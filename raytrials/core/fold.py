@@ -20,6 +20,7 @@ from raytrials.core.event import (
     FilesMirrored,
     Record,
     SchedulerActed,
+    SchedulerCalled,
     StateLost,
     TrialAdded,
     TrialEvent,
@@ -104,7 +105,9 @@ def _on_detached(state: ExperimentState, record: Record, event: DriverDetached) 
     state.reason = event.reason
 
 
-def _on_acted(state: ExperimentState, record: Record, event: SchedulerActed) -> None:
+def _on_called(
+    state: ExperimentState, record: Record, event: SchedulerCalled | SchedulerActed
+) -> None:
     _require_driver(state, record)
     if event.trial_id is not None and event.trial_id not in state.trials:
         raise illegal(state, record, "there is no such trial")
@@ -141,7 +144,8 @@ _OF_EXPERIMENT: Mapping[type[Event], Callable[[ExperimentState, Record, Any], No
     ExperimentCreated: _on_created,
     DriverAttached: _on_attached,
     DriverDetached: _on_detached,
-    SchedulerActed: _on_acted,
+    SchedulerCalled: _on_called,
+    SchedulerActed: _on_called,
     StateLost: _on_lost,
     FilesMirrored: _on_mirrored,
 }

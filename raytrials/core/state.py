@@ -67,11 +67,13 @@ class TrialRecord:
         runner: what it is bound to, None if nothing.
         attempt: number of the latest attempt, 0 before the first.
         reserved: number that an attempt may have whose start was not recorded; 0 for none.
+        assigned_seq: number of the event that bound it, 0 if nothing did.
         node_id: where that runs or ran.
         pid: its process there.
         from_iteration: what that attempt continued from.
         restored_from: the checkpoint that it stands on, as in
             :class:`raytrials.core.event.AttemptStarted`; None if it began at the beginning.
+        restored_metrics: the report of that checkpoint, if it is another trial's.
         is_restoring: whether that is not loaded yet.
         adopts_from: its own checkpoints of earlier attempts than this are not what it goes on from:
             an exploit, or a start anew, has replaced what they stood for.
@@ -111,10 +113,12 @@ class TrialRecord:
     runner: str | None = None
     attempt: int = 0
     reserved: int = 0
+    assigned_seq: int = 0
     node_id: str | None = None
     pid: int | None = None
     from_iteration: int = 0
     restored_from: str | None = None
+    restored_metrics: Mapping[str, Any] = field(default_factory=dict)
     is_restoring: bool = False
     adopts_from: int = 0
     first_index: int = 0

@@ -74,6 +74,7 @@ def _on_assigned(step: Step, event: RunnerAssigned) -> None:
     # It stays: an attempt whose start was not recorded may have left a checkpoint.
     step.trial.reserved = max(step.trial.reserved, event.attempt)
     step.trial.runner = event.runner
+    step.trial.assigned_seq = step.record.seq
     step.enter(Status.SCHEDULED)
 
 
@@ -89,6 +90,10 @@ def _on_started(step: Step, event: AttemptStarted) -> None:
         f"it never came further than iteration {trial.high_water}",
     )
     step.enter(Status.RUNNING)
+    if foreign and (trial.adopts_from > trial.attempt or trial.restored_from != event.checkpoint):
+        # The first from there: what was told and decided before is of another history.
+        trial.adopts_from = event.attempt
+        trial.decided_iteration = trial.told_iteration = event.from_iteration
     trial.last_result = _continued_result(trial, event)
     trial.attempt = event.attempt
     trial.node_id = event.node_id
@@ -96,9 +101,8 @@ def _on_started(step: Step, event: AttemptStarted) -> None:
     trial.from_iteration = trial.iteration = event.from_iteration
     trial.high_water = max(trial.high_water, event.from_iteration)
     trial.restored_from = event.checkpoint
+    trial.restored_metrics = (event.metrics or {}) if foreign else {}
     trial.is_restoring = event.checkpoint is not None
-    if foreign:
-        trial.adopts_from = event.attempt
     trial.first_index = trial.next_index = event.first_index
     trial.started_s = step.record.time if trial.started_s is None else trial.started_s
     if trial.rows is not None:
@@ -260,6 +264,7 @@ def _on_config_changed(step: Step, event: TrialConfigChanged) -> None:
     trial.state = event.state
     if event.checkpoint is not None:
         trial.restored_from = event.checkpoint
+        trial.restored_metrics = event.metrics or {}
         trial.adopts_from = trial.attempt + 1
 
 

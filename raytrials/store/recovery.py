@@ -6,6 +6,7 @@ directory that is given.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from raytrials.core.event import Record
 from raytrials.core.fold import apply
-from raytrials.core.state import ExperimentState
+from raytrials.core.state import ExperimentState, TrialRecord
 from raytrials.errors import JournalCorruptError, StorageError
 from raytrials.store import segment
 from raytrials.store import snapshot as snapshots
@@ -40,7 +41,8 @@ class Recovered:
         parts: what the snapshot holds beside, by name; empty without one.
         parts_seq: the last event that is in those; 0 without a snapshot.
         results: the latest result of each trial that had not ended then, by its id.
-        tail: the events after that, in order: what the parts have to be told.
+        before: what was known then of the trials that the events after that are about.
+        tail: those events, in order: what the parts have to be told.
         damage: what was found damaged and passed over, for the driver to record.
     """
 
@@ -48,6 +50,7 @@ class Recovered:
     parts: Mapping[str, bytes] = field(default_factory=dict)
     parts_seq: int = 0
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    before: Mapping[str, TrialRecord] = field(default_factory=dict)
     tail: tuple[Record, ...] = ()
     damage: tuple[Damage, ...] = ()
 
@@ -127,8 +130,10 @@ def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
         one.trial_id: one.last_result for one in state.trials.values() if not one.is_finished
     }
     reading = Reading(disk, f"{home}/{JOURNAL}", after=after, retry_s=retry_s)
-    tail = []
+    tail: list[Record] = []
+    before: dict[str, TrialRecord] = {}
     for record in reading:
+        _keep(state, record, before)
         apply(state, record)
         tail.append(record)
     if not state.seq:
@@ -139,9 +144,19 @@ def recover(disk: Disk, home: str, *, retry_s: float = 0) -> Recovered:
         parts=base.parts if base is not None else {},
         parts_seq=after,
         results=results,
+        before=before,
         tail=tuple(tail),
         damage=(*damage, *reading.damage),
     )
+
+
+def _keep(state: ExperimentState, record: Record, before: dict[str, TrialRecord]) -> None:
+    """Keep what is known of the trial of an event, if it is the first about it."""
+    trial_id = getattr(record.event, "trial_id", None)
+    trial = state.trials.get(trial_id) if trial_id else None
+    if trial is not None and trial.trial_id not in before:
+        before[trial.trial_id] = kept = copy.copy(trial)
+        kept.checkpoints = dict(trial.checkpoints)
 
 
 def _names(disk: Disk, directory: str, retry_s: float) -> set[str]:

@@ -120,7 +120,7 @@ def test_a_walk_visits_every_event_and_anything_applies_and_is_refused() -> None
             open_charges += any(len(trial.undecided) > 1 for trial in trials)
             exploits += any(trial.stands_on_another for trial in trials)
             state = copy_of(walk.state)
-            for _ in range(20):
+            for _ in range(40):
                 record = anything(luck, state)
                 if record.epoch < state.epoch:
                     continue

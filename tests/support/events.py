@@ -29,6 +29,7 @@ from raytrials.core.event import (
     ResultReported,
     RunnerAssigned,
     SchedulerActed,
+    SchedulerCalled,
     SearcherTold,
     StateLost,
     TrialAdded,
@@ -130,8 +131,7 @@ class Walk:
         if luck.random() < 0.02:
             return state.epoch, DriverDetached(luck.choice(("SIGTERM", "done")))
         if luck.random() < 0.05:
-            trial_id = luck.choice([None, *state.trials])
-            return state.epoch, SchedulerActed("pause", trial_id, (1, "two", None))
+            return state.epoch, self._scheduled()
         if luck.random() < 0.01:
             return state.epoch, StateLost(luck.choice(("searcher", "stopper")), "it has a lock")
         if luck.random() < 0.01:
@@ -144,6 +144,12 @@ class Walk:
             event = maker(self, trial) if trial or maker is Walk._added else None
             if event is not None:
                 return state.epoch, event
+
+    def _scheduled(self) -> SchedulerCalled | SchedulerActed:
+        trial_id = self.luck.choice([None, *self.state.trials])
+        if self.state.seq % 2:
+            return SchedulerActed("pause", trial_id, (1, "two", None))
+        return SchedulerCalled("result", trial_id, {"t": "PAUSED"})
 
     def _imported(self) -> TrialImported:
         trial_id = f"t{len(self.state.trials)}"

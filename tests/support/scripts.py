@@ -16,6 +16,7 @@ from raytrials.core.event import (
     ResultReported,
     RunnerAssigned,
     SchedulerActed,
+    SchedulerCalled,
     SearcherTold,
     TrialAdded,
     TrialConfigChanged,
@@ -36,7 +37,10 @@ def next_event(state: ExperimentState, luck: random.Random) -> Event:
         config = {"lr": luck.random(), "name": 'a "b"\n\\ ä \u2028 \0'}
         return TrialAdded(f"trial{len(state.trials)}", config, "tag", [{"CPU": 1.0}], "opaque")
     if luck.random() < 0.05:
-        return SchedulerActed("pause_trial", luck.choice(sorted(state.trials)), [1, None, "x"])
+        trial_id = luck.choice(sorted(state.trials))
+        if state.seq % 2:
+            return SchedulerCalled("result", trial_id, {trial_id: "RUNNING"})
+        return SchedulerActed("resolve", trial_id, ["checkpoint", 1])
     trial = state.trials[luck.choice(sorted(state.trials))]
     return luck.choice(_EVENTS[trial.status])(trial, luck)
 

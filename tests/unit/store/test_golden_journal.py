@@ -71,11 +71,12 @@ SECOND_DRIVER = [
     events.ResultReported("t0", 2, 2, {"loss": 0.25}),
     events.CheckpointCommitted("t0", 2, 2, 2, {"loss": 0.25}),
     events.CheckpointMarkedBad("t0", "checkpoint_000002", "weights.bin is damaged"),
-    events.SchedulerActed("pause_trial", "t0", [True]),
+    events.SchedulerCalled("result", "t0", {"t0": "RUNNING saving"}),
+    events.SchedulerActed("resolve", "t0", ["t0/checkpoint_000001", 7]),
     events.DecisionMade("t0", 2, "PAUSE"),
     events.TrialPaused("t0"),
     events.TrialConfigChanged(
-        "t0", {"lr": 0.2}, "0_lr=0.2", RESOURCES, "{}", "t1/checkpoint_000009"
+        "t0", {"lr": 0.2}, "0_lr=0.2", RESOURCES, "{}", "t1/checkpoint_000009", {"loss": 0.125}
     ),
     events.CheckpointDeleted("t0", 0),
     events.TrialFinished("t0", Status.FAILED, "its error was final", {"loss": {"max": 0.5}}),
