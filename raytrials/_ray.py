@@ -38,7 +38,13 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 from ray.train._internal.checkpoint_manager import (
     _CheckpointManager as CheckpointManager,  # a trial's checkpoints, in its metadata
 )
-from ray.train._internal.session import _TrainingResult, get_session
+from ray.train._internal.session import (
+    _FutureTrainingResult as FutureTrainingResult,  # a save on its way; PBT waits for it
+)
+from ray.train._internal.session import (
+    _TrainingResult,
+    get_session,
+)
 from ray.train._internal.storage import (
     _VALIDATE_STORAGE_MARKER_FILENAME,
     StorageContext,
@@ -73,6 +79,7 @@ from ray.tune.result import RESULT_DUPLICATE
 from ray.tune.schedulers import (
     FIFOScheduler,
     HyperBandForBOHB,
+    HyperBandScheduler,
     PopulationBasedTraining,
     ResourceChangingScheduler,
 )
@@ -111,6 +118,7 @@ __all__ = [
     "ExperimentCheckpointManager",
     "FilesystemSyncer",
     "FunctionTrainable",
+    "FutureTrainingResult",
     "PlacementGroupResourceManager",
     "ProgressReporter",
     "RayActorManager",
@@ -168,6 +176,8 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "is_finished",
         "_wrapped",
         "_maybe_add_actors",
+        "_schedule_trial_save",
+        "_process_trial_save",
     ),
     Trial: (
         "__getstate__",
@@ -178,6 +188,7 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
         "on_checkpoint",
         "on_restore",
         "set_config",
+        "update_resources",
         "_get_default_result_or_future",
     ),
     RayActorManager: (
@@ -227,7 +238,6 @@ USED: Mapping[type, tuple[str, ...]] = {
     TuneController: (
         "RAISE",
         "_on_restoring_result",
-        "_process_trial_save",
         "_schedule_trial_task",
         "_schedule_trial_train",
         "_unstage_trial_with_resources",
@@ -625,6 +635,11 @@ def num_to_keep(trial: Trial) -> int | None:
     return cast("int | None", config.num_to_keep)
 
 
+def latest_checkpoint(trial: Trial) -> Any:
+    """Return the result with a trial's latest checkpoint, None for none."""
+    return trial.run_metadata.checkpoint_manager._latest_checkpoint_result
+
+
 def set_checkpoints(trial: Trial, results: list[Any], latest: Any) -> None:
     """Put other results in the place of a trial's checkpoints; `latest` may be None."""
     manager = trial.run_metadata.checkpoint_manager
@@ -695,6 +710,57 @@ def chooses_among(scheduler: Any) -> Literal["first", "unfinished"] | None:
     if choose is _CHOOSES_FIRST:
         return "first"
     return "unfinished" if choose in _CHOOSES_UNFINISHED else None
+
+
+_ONLY_LOOKS = (
+    _CHOOSES_FIRST,
+    HyperBandScheduler.choose_trial_to_run,
+    PopulationBasedTraining.choose_trial_to_run,
+)
+
+
+def only_looks(scheduler: Any) -> bool:
+    """Whether a scheduler that chooses a trial to run is sure to change nothing by it."""
+    return getattr(scheduler.choose_trial_to_run, "__func__", None) in _ONLY_LOOKS
+
+
+def is_synchronous(scheduler: Any) -> bool:
+    """Whether a scheduler lets its trials wait for each other: PBT with `synch` (`_synch`)."""
+    return isinstance(scheduler, PopulationBasedTraining) and bool(scheduler._synch)
+
+
+def is_behind(scheduler: Any, trial: Trial) -> bool:
+    """Whether a population waits for a trial (`_trial_state`, `_next_perturbation_sync`)."""
+    state = scheduler._trial_state.get(trial)
+    return state is None or bool(state.last_train_time < scheduler._next_perturbation_sync)
+
+
+def changes_resources(scheduler: Any) -> bool:
+    """Whether a scheduler may give trials other resources, by what the cluster has."""
+    return isinstance(scheduler, ResourceChangingScheduler)
+
+
+def cluster_size(controller: Any) -> tuple[float, float]:
+    """Return the processors and GPUs of the cluster as schedulers see them."""
+    found = controller._resource_updater
+    return found.get_num_cpus(), found.get_num_gpus()
+
+
+@contextlib.contextmanager
+def without_log(scheduler: Any) -> Iterator[None]:
+    """Within this block PBT writes no log of its exploits (`_log_config`), also as a base."""
+    part, logging_ones = scheduler, []
+    while part is not None:
+        if getattr(part, "_log_config", False):
+            logging_ones.append(part)
+        part = getattr(part, "_base_scheduler", None)
+    for one in logging_ones:
+        one._log_config = False
+    try:
+        yield
+    finally:
+        for one in logging_ones:
+            one._log_config = True
 
 
 # --- search algorithms ---------------------------------------------------------------------------

@@ -147,6 +147,13 @@ AVOID_NODE_S = Setting(
     "How long a trial stays off the node of its failure, while another node fits. 0 switches that "
     "off.",
 )
+SYNC_WAIT_S = Setting(
+    "RAYTRIALS_SYNC_WAIT_S",
+    SECONDS,
+    0.0,
+    "How long a synchronous population (`PopulationBasedTraining(synch=True)`) waits for a trial "
+    "that finds no place to run before it goes on without it. 0 waits for ever.",
+)
 CHARGE_DECISION_S = Setting(
     "RAYTRIALS_CHARGE_DECISION_S",
     SECONDS,
@@ -222,6 +229,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     BACKOFF_INITIAL_S,
     BACKOFF_MAX_S,
     AVOID_NODE_S,
+    SYNC_WAIT_S,
     CHARGE_DECISION_S,
     VERIFY,
     CHECKPOINT_FSYNC,

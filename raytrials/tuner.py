@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from raytrials.driver.reopened import is_restorable
 from raytrials.driver.result import TrialResultGrid
 from raytrials.errors import ConfigurationError, UnserializableError, UnsupportedPathError
 from raytrials.store.location import is_known_to_pyarrow, resolve
+
+logger = logging.getLogger(__name__)
 
 TrainableLike = str | Callable[..., Any] | type[Trainable]
 
@@ -180,7 +183,13 @@ class Tuner(tune.Tuner):  # type: ignore[misc]
         """
         _refuse_client()
         settings.validate()
-        return TrialResultGrid(_ray.analysis_of(super().fit()), self._local_tuner.lost)
+        grid = TrialResultGrid(_ray.analysis_of(super().fit()), self._local_tuner.lost)
+        if grid.lost:
+            parts = "; ".join(f"{part}: {detail}" for part, detail in grid.lost.items())
+            logger.warning("The run is not exact. %s", parts)
+        else:
+            logger.info("Nothing broke the exactness of the run.")
+        return grid
 
     def stop(self) -> None:
         """Stop the fit that runs in another thread, or the next one if none runs.

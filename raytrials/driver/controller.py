@@ -86,6 +86,21 @@ class Controller(RestoringController):
         self._context.checkpoints.restored(trials)
         return trials
 
+    def setup_experiments(self, experiments: list[Any], total_num_samples: int) -> None:
+        """Set up the callbacks; trials that the driver before ran go on first."""
+        super().setup_experiments(experiments, total_num_samples)
+        for trial in self._interrupted:
+            if self._actor_manager.num_pending_actors < self._max_pending_trials:
+                self._stage(trial)
+
+    def _stage(self, trial: Trial) -> None:
+        """Request an actor for a trial, as Ray does for the next one."""
+        is_next = trial.status == Trial.PENDING and trial not in self._staged_trials
+        if is_next and trial not in self._trial_to_actor:
+            self._staged_trials.add(trial)
+            self._actor_cache.increase_max(trial.placement_group_factory)
+            self._schedule_trial_actor(trial)
+
     def _requeue_restored_trials(self, trials: list[Trial], resume_config: Any) -> None:
         self._decide_what_was_open(trials, resume_config)
         if resume_config.errored == resume_config.ResumeType.RESUME:

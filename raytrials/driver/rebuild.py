@@ -83,7 +83,9 @@ def trial_of(
             f"{trial.storage.experiment_fs_path}/{record.restored_from}",
             filesystem=trial.storage.storage_filesystem,
         )
-        saved = _ray.TrainingResult(checkpoint=found, metrics=dict(record.last_result))
+        saved = _ray.TrainingResult(
+            checkpoint=found, metrics=dict(record.restored_metrics or record.last_result)
+        )
         _ray.set_checkpoints(trial, _ray.registered_checkpoints(trial), saved)
     trial.storage.current_checkpoint_index = record.next_index - 1
     trial.told_iteration = record.decided_iteration

@@ -7,7 +7,6 @@ before, what a trial waits for, and how it ends. What failures cost is in
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import socket
@@ -20,51 +19,32 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.tune import ResumeConfig
 
 from raytrials import _ray
 from raytrials.core.event import (
     DriverAttached,
     ExperimentCreated,
-    Record,
-    SearcherTold,
     StateLost,
-    TrialAdded,
-    TrialEvent,
-    TrialImported,
-    TrialResumed,
 )
-from raytrials.core.state import TrialRecord
 from raytrials.core.status import Status
 from raytrials.driver import recording
 from raytrials.driver.announcing import Announcer
 from raytrials.driver.chronicle import CLOSE_S, Chronicle
 from raytrials.driver.raystate import RayState
-from raytrials.driver.rebuild import (
-    RAY_STATUS,
-    forget_progress,
-    is_ahead,
-    record_of,
-    taken_over,
-    trial_of,
-)
-from raytrials.driver.resume import kind_for, replay_stopper, rows_of
+from raytrials.driver.scheduled import SCHEDULER, ScheduledController
 from raytrials.driver.search import Search
-from raytrials.driver.step import StepController
 from raytrials.driver.trial import FitContext, Trial, adopt
 from raytrials.errors import (
     ExperimentExistsError,
-    SearchSpaceNeededError,
     UnpicklableStateError,
 )
 from raytrials.store.location import disk_of
-from raytrials.store.recovery import Recovered
 from raytrials.store.segment import Damage
 from raytrials.store.tenure import Lease
 
 logger = logging.getLogger(__name__)
 
-SEARCHER, STOPPER, TRIALS = "searcher", "stopper", "trials"
+SEARCHER, STOPPER = "searcher", "stopper"
 
 LEAST_PATIENCE_S = 5.0
 """How long the storage may take at least for each thing written at the end, however late it is."""
@@ -75,7 +55,6 @@ session of its own."""
 
 _OURS = (
     "_announcer",
-    "_begins_search",
     "_chronicle",
     "_context",
     "_disk",
@@ -88,27 +67,7 @@ _OURS = (
 )
 
 
-def _events_of(
-    found: Mapping[str, TrialRecord], known: Mapping[str, TrialRecord]
-) -> list[TrialEvent]:
-    """Return what is recorded of trials that vanilla Ray brought further, or began.
-
-    The searcher learns of those that it has begun after those that it knows.
-    """
-    events: list[TrialEvent] = []
-    before = set(known)
-    for one, there in sorted(found.items(), key=lambda item: (item[0] not in before, item[0])):
-        if one not in before:
-            events.append(TrialAdded(one, there.config, there.tag, there.resources, there.state))
-        record = dataclasses.replace(there, told_complete=False)
-        events.append(TrialImported(one, record.to_json()))
-        if there.is_finished:
-            failed = there.status is Status.FAILED
-            events.append(SearcherTold(one, "complete", 0 if failed else there.iteration, failed))
-    return events
-
-
-class RecordedController(StepController):
+class RecordedController(ScheduledController):
     """Ray's trial controller, with a chronicle.
 
     Args:
@@ -127,7 +86,6 @@ class RecordedController(StepController):
     def __init__(self, context: FitContext, **kwargs: Any) -> None:
         self._context = context
         self._search: Search | None = None
-        self._begins_search: list[Record] | None = None
         self._waiting: dict[Trial, Callable[[Trial], None]] = {}
         self._resumed_first: set[Trial] = set()
         self._lost: dict[str, str] = {}
@@ -158,8 +116,6 @@ class RecordedController(StepController):
         """Set up the callbacks; a new experiment's journal begins here."""
         if not self._chronicle.is_open:
             self._begin(total_num_samples)
-        elif self._begins_search is not None:
-            self._begin_search(experiments, self._begins_search)
         super().setup_experiments(experiments, total_num_samples)
 
     def _begin(self, total_num_samples: int) -> None:
@@ -168,6 +124,7 @@ class RecordedController(StepController):
             raise ExperimentExistsError(self._storage.experiment_fs_path, "a journal")
         self._context.experiment = self._context.experiment or uuid.uuid4().hex
         search = self._search = self._new_search()
+        self._record_scheduler(search.seed, self._chronicle.record)
         # Before the first event: whoever finds a journal finds the searcher that it began with.
         self._chronicle.write_first(self._parts())
         self._create(search.seed, total_num_samples)
@@ -223,6 +180,8 @@ class RecordedController(StepController):
         }
         if self._search is not None:
             makers[SEARCHER] = self._search.dump
+        if self._scheduling is not None and not self._scheduling.is_stateless:
+            makers[SCHEDULER] = self._scheduling.dump
         for name, dump in makers.items():
             try:
                 parts[name] = dump()
@@ -244,225 +203,6 @@ class RecordedController(StepController):
                 detail,
                 part,
             )
-
-    # --- going on --------------------------------------------------------------------------------
-
-    def _go_on(self, resume_config: ResumeConfig) -> None:
-        """Take over what the driver before has left.
-
-        Raises:
-            JournalCorruptError: events are lost that nothing else holds; nothing was written.
-            SearchSpaceNeededError: the searcher is lost, and what it searched is not known.
-        """
-        if not self._chronicle.has_events():
-            self._import(resume_config)
-            return
-        recovered = self._chronicle.recover()
-        state = recovered.state
-        samples = state.num_samples
-        self._context.experiment = state.experiment
-        lost = self._recall(recovered)
-        meanwhile, untaken = self._left_by_vanilla(state.trials)
-        lost += untaken
-        self._raise_samples()
-        trials = self._rebuild(list({**state.trials, **meanwhile}.values()), resume_config)
-        self._adapt(trials)
-        if trials:
-            _ray.keep_staging_directory(self._storage, trials[0].storage)
-        self._chronicle.open()
-        self._attach(self._search_alg.total_samples or samples, recovered.damage)
-        for event in _events_of(meanwhile, state.trials):
-            self._chronicle.record(event)
-        for part, detail in lost:
-            self._note_lost(part, detail)
-        self._context.checkpoints.restored(trials)
-        self._decide_what_was_open(trials, resume_config)
-        for trial in trials:
-            self._apply_resume(trial, kind_for(trial.status, resume_config))
-            self.add_trial(trial)
-        self._resumed_first = {one for one in trials if one.status == Trial.PENDING}
-        self._restore_callbacks()
-        if self._begins_search is None:
-            self._tell_of_ends(trials)
-            self._chronicle.take_snapshot(self._parts(), at_once=True)
-
-    def _begin_search(self, experiments: list[Any], records: list[Record]) -> None:
-        """Begin a search anew whose state is gone, and take it through all that was done.
-
-        It comes to the same, unless it depends on more than its own state and seeds.
-        """
-        self._begins_search = None
-        self._search_alg.add_configurations(experiments)
-        self._search = Search(self._search_alg, self._chronicle.state.seed, self._chronicle.record)
-        diverged = self._search.replay(records, {})
-        for trial_id, detail in diverged[:1]:
-            self._note_lost(SEARCHER, f"{trial_id}: {detail}")
-        self._tell_of_ends(list(self._trials))
-        self._chronicle.take_snapshot(self._parts(), at_once=True)
-
-    def _import(self, resume_config: ResumeConfig) -> None:
-        """Go on with an experiment that was begun without a journal."""
-        self.resume(resume_config)
-        self._search = self._new_search()
-        self._create(self._search.seed, self._search_alg.total_samples)
-        for trial in self._trials:
-            record = record_of(trial)
-            trial.account.attempt = record.attempt
-            self._chronicle.record(TrialImported(trial.trial_id, record.to_json()))
-        self._resumed_first = {one for one in self._trials if one.status == Trial.PENDING}
-        self._chronicle.take_snapshot(self._parts(), at_once=True)
-
-    def _left_by_vanilla(
-        self, known: Mapping[str, TrialRecord]
-    ) -> tuple[dict[str, TrialRecord], list[tuple[str, str]]]:
-        """Look what vanilla Ray did with the experiment after the journal's last driver.
-
-        Args:
-            known: the trials of the journal, which is right about what it knows.
-
-        Returns:
-            Trials that it brought further or began, and what of its doing cannot be taken over.
-        """
-        state = self._state_of_vanilla()
-        if state is None:
-            return {}, []
-        try:
-            left = [record_of(trial) for trial in self._restore_trials(state)]
-        except Exception as error:
-            logger.exception("What vanilla Ray did in between cannot be read.")
-            return {}, [(TRIALS, f"what vanilla Ray did in between cannot be read: {error}")]
-        found, others, lost = {}, [], []
-        for there in sorted(left, key=lambda one: one.trial_id):
-            here = known.get(there.trial_id)
-            if here is None:
-                found[there.trial_id] = there
-            elif is_ahead(there, here):
-                if there.tag == here.tag:
-                    found[there.trial_id] = taken_over(there, here)
-                else:
-                    others.append(there.trial_id)
-        logger.warning("Vanilla Ray went on with the experiment; taken over: %s.", list(found))
-        if others:
-            detail = f"vanilla Ray ran {others} with other configs, and that is not taken over"
-            lost.append((TRIALS, detail))
-        if self._search is not None:
-            events = _events_of(found, known)
-            records = [Record(number, 0, 0.0, event) for number, event in enumerate(events, 1)]
-            wrong = self._search.replay(records, {})
-            new = [one for one in found if one not in known]
-            if wrong or (new and not self._search.is_listed):
-                detail = f"vanilla Ray went on with it, and it learned of {list(found)} afterwards"
-                lost.append((SEARCHER, detail))
-        return found, lost
-
-    def _state_of_vanilla(self) -> dict[str, Any] | None:
-        """Return the newest state of Ray's if vanilla Ray wrote it."""
-        return None
-
-    def _recall(self, recovered: Recovered) -> list[tuple[str, str]]:
-        """Bring searcher and stopper to where they were; return what did not come back so."""
-        lost = [(part, detail) for part, detail in recovered.state.lost.items()]
-        search = Search(self._search_alg, recovered.state.seed, self._chronicle.record)
-        self._search = search
-        if SEARCHER in recovered.parts:
-            try:
-                search.load(recovered.parts[SEARCHER])
-                diverged = search.replay(recovered.tail, recovered.results)
-                lost += [(SEARCHER, f"{one}: {detail}") for one, detail in diverged[:1]]
-            except Exception as error:
-                logger.exception("The searcher did not come back.")
-                lost.append((SEARCHER, f"it did not come back: {error}"))
-                self._begins_search = self._chronicle.records()
-        else:
-            logger.warning("No snapshot holds the searcher: it is taken through all events.")
-            # Read now: what is damaged must be known before anything is written.
-            self._begins_search = self._chronicle.records()
-        if self._begins_search is not None and not self._context.param_space:
-            missing = tuple(recovered.state.param_space)
-            if missing:
-                raise SearchSpaceNeededError(self._storage.experiment_fs_path, missing)
-        if STOPPER in recovered.parts:
-            try:
-                self._stopper = _ray.cloudpickle.loads(recovered.parts[STOPPER])
-                replay_stopper(self._stopper, recovered.tail, recovered.results)
-            except Exception as error:
-                logger.exception("The stopper did not come back.")
-                lost.append((STOPPER, f"it did not come back: {error}"))
-        return lost
-
-    def _rebuild(self, records: list[TrialRecord], resume_config: ResumeConfig) -> list[Trial]:
-        skipped = ResumeConfig.ResumeType.SKIP
-        run_on = [
-            one.trial_id
-            for one in records
-            if one.iteration and kind_for(RAY_STATUS[one.status], resume_config) != skipped
-        ]
-        rows = rows_of(self._disk, self._storage.experiment_fs_path, run_on)
-        return [
-            trial_of(
-                record,
-                rows.get(record.trial_id, ()),
-                self._storage,
-                self._trial_checkpoint_config,
-                self._context,
-            )
-            for record in records
-        ]
-
-    def _raise_samples(self) -> None:
-        """Let more be sampled than before, if more is asked for."""
-
-    def _adapt(self, trials: list[Trial]) -> None:
-        """Give restored trials what this fit has in another way."""
-
-    def _decide_what_was_open(self, trials: list[Trial], resume_config: ResumeConfig) -> None:
-        """Decide charges that were open; `raytrials.driver.controller` knows how."""
-
-    def _apply_resume(self, trial: Trial, kind: ResumeConfig.ResumeType) -> None:
-        """Let a trial run again, begin anew or stay ended, as Ray's words say."""
-        kinds = ResumeConfig.ResumeType
-        record = self._chronicle.trial(trial.trial_id)
-        if kind == kinds.SKIP:
-            if not record.is_finished:
-                reason = "it is not resumed, by order"
-                recording.finished(trial, Status.ABORTED, reason)
-                trial.set_status(Trial.TERMINATED)
-            return
-        if kind == kinds.RESTART:
-            if not record.is_finished:
-                recording.finished(trial, Status.ABORTED, "it is restarted, by order")
-            forget_progress(trial)
-        if record.is_finished:
-            self._chronicle.record(TrialResumed(trial.trial_id, kind == kinds.RESTART))
-            trial.renew_budgets()
-            _ray.forget_analysis_without_steps(trial)
-        trial.run_metadata.error_filename = None
-        trial.run_metadata.pickled_error_filename = None
-        trial.set_status(Trial.PENDING)
-
-    def _tell_of_ends(self, trials: list[Trial]) -> None:
-        """Tell the searcher of trials that ended when their driver had no time for it."""
-        for trial in trials:
-            record = self._chronicle.trial(trial.trial_id)
-            if record.is_finished and not record.told_complete:
-                self._tell_complete(trial, error=record.status is Status.FAILED)
-
-    def _tell_complete(self, trial: Trial, *, error: bool) -> None:
-        result = None if error else _ray.flatten_dict(trial.last_result)
-        if self._search is not None:
-            self._search.on_complete(trial.trial_id, error=error)
-        self._search_alg.on_trial_complete(trial.trial_id, result=result or None, error=error)
-
-    def _restore_callbacks(self) -> None:
-        """Give callbacks the state that Ray saved for them, as far as it can be read."""
-        try:
-            self._checkpoint_manager.sync_down_experiment_state()
-            directory = self._storage.experiment_driver_staging_path
-            if self._callbacks.can_restore(directory):
-                self._callbacks.restore_from_dir(directory)
-        except Exception as error:
-            logger.exception("The callbacks did not come back.")
-            self._note_lost("callbacks", f"they did not come back: {error}")
 
     # --- trials ----------------------------------------------------------------------------------
 

@@ -82,19 +82,28 @@ def assigned(trial: Trial) -> int:
     if not _is_kept(trial):
         return 0
     if trial.exploits():
-        path = relative_path(trial, trial.checkpoint.path)
-        record = known(trial)
-        if record is not None and record.restored_from != path:
-            config_changed(trial, path)
+        cloned(trial, anew=False)
     return _record(trial, RunnerAssigned(trial.trial_id, ANY, trial.account.attempt))
 
 
-def config_changed(trial: Trial, checkpoint: str | None = None) -> None:
-    """The trial has another config, or goes on from another trial's checkpoint."""
+def cloned(trial: Trial, *, anew: bool) -> None:
+    """The trial goes on from another one's checkpoint, for the first time if `anew`."""
+    record, saved = known(trial), trial.latest_checkpoint_result
+    path = relative_path(trial, saved.checkpoint.path)
+    if record is not None and (anew or record.restored_from != path):
+        config_changed(trial, path, without_config(saved.metrics))
+
+
+def config_changed(
+    trial: Trial, checkpoint: str | None = None, metrics: dict[str, Any] | None = None
+) -> None:
+    """The trial has another config or other resources, or goes on from another's checkpoint."""
     record = known(trial)
     if record is None or not _is_kept(trial):
         return
-    if checkpoint is None and record.config == plain_metrics(trial.config):
+    resources = _ray.bundles_of(trial)
+    same = record.config == plain_metrics(trial.config) and list(record.resources) == resources
+    if checkpoint is None and same:
         return
     trial.invalidate_json_state()
     _record(
@@ -103,9 +112,10 @@ def config_changed(trial: Trial, checkpoint: str | None = None) -> None:
             trial.trial_id,
             trial.config,
             trial.experiment_tag,
-            _ray.bundles_of(trial),
+            resources,
             trial.get_json_state()[0],
             checkpoint,
+            metrics,
         ),
     )
 

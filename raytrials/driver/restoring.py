@@ -21,6 +21,7 @@ from raytrials.driver.check import check
 from raytrials.driver.history import History
 from raytrials.driver.resume import rows_of
 from raytrials.driver.saving import SavingController
+from raytrials.driver.stage import PAUSE, STOP, TO_SEARCHER
 from raytrials.driver.trial import FitContext, Trial
 from raytrials.errors import NewerFormatError, NoCheckpointError, StorageError
 
@@ -39,6 +40,9 @@ class RestoringController(SavingController):
         **kwargs: as Ray's.
     """
 
+    # Ray's
+    _resumed: bool
+
     def __init__(self, context: FitContext, **kwargs: Any) -> None:
         self._places: dict[Trial, int] = {}
         super().__init__(context, **kwargs)
@@ -54,12 +58,46 @@ class RestoringController(SavingController):
         """Set up the callbacks, and take over what a driver before left unseen."""
         super().setup_experiments(experiments, total_num_samples)
         self._history = History(self._callbacks)
+        if self._resumed:
+            self._finish_call()
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial, trial.told_iteration)
                 self._carry_out(trial)
                 self._put_out(trial)
         self._restore_ended_files()
+        if self._resumed:
+            self._chronicle.take_snapshot(self._parts(), at_once=True)
+
+    def _finish_call(self) -> None:
+        """Do what the last call into the scheduler asked for, as far as it was not done."""
+        last, self._last_call = self._last_call, None
+        if last is None or self._scheduling is None:
+            return
+        with self._scheduling.muted():
+            for act, trial in last.undone():
+                self._act(act, trial)
+        for trial in last.configured:
+            recording.config_changed(trial)
+            if trial.exploits():
+                recording.cloned(trial, anew=True)
+        if last.trial is None or last.result is None or not last.is_undecided():
+            return
+        result = dict(last.result)
+        if last.answer != TrialScheduler.STOP and not last.is_told():
+            self._search_alg.on_trial_result(last.trial.trial_id, result)
+        recording.decided(last.trial, result, last.answer)
+        last.trial.on_told(result, last.answer)
+
+    def _act(self, act: str, trial: Trial) -> None:
+        """Do to a trial what a scheduler asks for."""
+        if act == STOP:
+            self.stop_trial(trial)
+        elif act == PAUSE:
+            self._set_status_quietly(trial, Trial.PAUSED)
+            trial.on_paused()
+        else:
+            getattr(self._search_alg.searcher, f"on_{TO_SEARCHER[act]}")(trial.trial_id)
 
     def _restore_ended_files(self) -> None:
         """Bring files of trials to storage that ended after their driver's last upload."""
@@ -193,9 +231,7 @@ class RestoringController(SavingController):
             logger.info("Trial %s: taking over %s.", trial, result.checkpoint.path)
             self._set_status_quietly(trial, Trial.RUNNING)
             self._process_trial_save(trial, result)
-            if iteration_of(result.metrics) > (
-                trial.account.high_water if known is None else known
-            ):
+            if iteration_of(result.metrics) > (_reported(trial) if known is None else known):
                 trial.init_local_path()
                 before = iteration_of(result.metrics) - 1
                 self._history.restore(trial, before, functools.partial(self._rows_of, trial))
@@ -227,6 +263,9 @@ class RestoringController(SavingController):
         if record.decision == TrialScheduler.STOP:
             self._set_status_quietly(trial, Trial.RUNNING)
             self.stop_trial(trial)
+        elif self._lacks_checkpoint(trial):
+            # A pause saves. It comes there again, told to nobody, and is paused then.
+            trial.told_decision = record.decision
         else:
             self._set_status_quietly(trial, Trial.PAUSED)
             trial.on_paused()
@@ -250,3 +289,11 @@ class RestoringController(SavingController):
         if status == Trial.PENDING and trial in self._places:
             self._pending_trials_list.remove(trial)
             self._pending_trials_list.insert(self._places.pop(trial), trial)
+
+
+def _reported(trial: Trial) -> int:
+    """Return the latest iteration that a trial has reported, 0 for none."""
+    record = recording.known(trial)
+    if record is not None and record.adopts_from:  # what it reported before was another history
+        return record.iteration
+    return trial.account.high_water

@@ -46,8 +46,8 @@ class TrialResultGrid(ResultGrid):  # type: ignore[misc]
     def lost(self) -> Mapping[str, str]:
         """What is not exactly what it was, or would not be after a restore, and why.
 
-        By part: `searcher`, `stopper`, `callbacks`, or `trials` that vanilla Ray ran in between.
-        Empty when everything is exact, and for an experiment that raytrials never ran.
+        By part: `searcher`, `scheduler`, `stopper`, `callbacks`, or `trials`, which vanilla Ray ran
+        between. Empty when everything is exact, and for an experiment that raytrials never ran.
         """
         return MappingProxyType(self._lost)
 

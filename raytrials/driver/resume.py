@@ -51,10 +51,12 @@ def rows_of(disk: Disk, experiment_path: str, trial_ids: Collection[str]) -> dic
     try:
         for record in reading:
             event = record.event
+            own = rows.get(getattr(event, "trial_id", ""))
+            if own is None:
+                continue  # one of them is named in it, as whom another trial was cloned from
             if isinstance(event, AttemptStarted):
-                withdraw(rows[event.trial_id], event.from_iteration)
+                withdraw(own, event.from_iteration)
             elif isinstance(event, ResultReported):
-                own = rows[event.trial_id]
                 withdraw(own, event.iteration - 1)
                 own.append(Row(event.iteration, event.attempt, record.time, event.metrics))
     except JournalCorruptError as error:

@@ -15,14 +15,14 @@ from raytrials.driver import recording
 from raytrials.driver.account import iteration_of
 from raytrials.driver.ended import Ended, PackedState, latest_path
 from raytrials.driver.history import History
-from raytrials.driver.recorded import RecordedController
+from raytrials.driver.resuming import ResumingController
 from raytrials.driver.retention import Retention, StateSyncer
 from raytrials.driver.trial import FitContext, Trial
 
 logger = logging.getLogger(__name__)
 
 
-class SavingController(RecordedController):
+class SavingController(ResumingController):
     """Ray's trial controller, which saves what others read, and ends when it is asked to.
 
     Args:

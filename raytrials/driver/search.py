@@ -14,19 +14,10 @@ from typing import Any
 
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.search_generator import SearchGenerator
-from ray.tune.utils.util import flatten_dict
 
-from raytrials.core.event import (
-    AttemptStarted,
-    CheckpointCommitted,
-    Event,
-    Record,
-    ResultReported,
-    SearcherTold,
-    TrialAdded,
-    TrialImported,
-)
+from raytrials.core.event import Event, Record, SearcherTold, TrialAdded
 from raytrials.driver.pickled import dump, load
+from raytrials.driver.results import NOTHING_ADDED, Additions, Results
 from raytrials.driver.searcher import Generated, iteration_in
 from raytrials.driver.seeding import Seeding
 from raytrials.driver.variants import Variants, Whole
@@ -106,19 +97,23 @@ class Search:
         self._kind.load(state)
 
     def replay(
-        self, records: Iterable[Record], results: Mapping[str, Mapping[str, Any]]
+        self,
+        records: Iterable[Record],
+        results: Mapping[str, Mapping[str, Any]],
+        added: Additions = NOTHING_ADDED,
     ) -> list[tuple[str, str]]:
         """Repeat the calls that came after the dump. Nothing is recorded.
 
         Args:
             records: the events after the dump, in order; those of no concern are passed over.
             results: the latest result of each trial at the dump.
+            added: what the scheduler writes into results before the algorithm is told of them.
 
         Returns:
             Each trial of which the algorithm answers, or is told, something else than at first, and
             what it is. The journal is right; the algorithm's later suggestions may differ.
         """
-        known = _Results(results)
+        known = Results(results, added)
         wrong = []
         for record in records:
             event = record.event
@@ -138,7 +133,7 @@ class Search:
                 wrong.append((event.trial_id, found))
         return wrong
 
-    def _replay_tell(self, event: SearcherTold, known: _Results) -> str:
+    def _replay_tell(self, event: SearcherTold, known: Results) -> str:
         trial_id, iteration = event.trial_id, event.iteration
         if isinstance(self._kind, Whole) and not event.error:
             # Recorded without an iteration, because Ray's code makes the call.
@@ -148,40 +143,3 @@ class Search:
         if result is None or iteration == iteration_in(result):
             return ""
         return f"the result of iteration {iteration} is not known, and was told as another"
-
-
-class _Results:
-    """What the trials reported, as the searcher is told it: flat."""
-
-    def __init__(self, latest: Mapping[str, Mapping[str, Any]]) -> None:
-        self._of: dict[str, dict[int, Mapping[str, Any]]] = {}
-        for trial_id, metrics in latest.items():
-            self._add(trial_id, iteration_in(metrics), metrics)
-
-    def add(self, event: Event) -> None:
-        """Take note of the result in an event, if there is one."""
-        if isinstance(event, ResultReported | CheckpointCommitted):
-            self._add(event.trial_id, event.iteration, event.metrics)
-        elif isinstance(event, AttemptStarted):
-            self._add(event.trial_id, event.from_iteration, event.metrics)
-        elif isinstance(event, TrialImported):
-            self._add(event.trial_id, event.record["iteration"], event.record["last_result"])
-
-    def _add(self, trial_id: str, iteration: int, metrics: Mapping[str, Any] | None) -> None:
-        if metrics:
-            of_trial = self._of.setdefault(trial_id, {})
-            of_trial.pop(iteration, None)  # the one that came last is the latest
-            of_trial[iteration] = metrics
-
-    def latest(self, trial_id: str) -> int:
-        """Return the iteration of a trial's latest result, 0 for none."""
-        return next(reversed(self._of.get(trial_id) or [0]))
-
-    def get(self, trial_id: str, iteration: int) -> dict[str, Any] | None:
-        """Return the latest result of an iteration; the latest at all if there is none of it."""
-        of_trial = self._of.get(trial_id)
-        if not iteration or not of_trial:
-            return None
-        metrics = of_trial.get(iteration) or of_trial[self.latest(trial_id)]
-        flat: dict[str, Any] = flatten_dict(dict(metrics))
-        return flat

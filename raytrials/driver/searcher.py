@@ -177,7 +177,7 @@ class Generated:
         """Give the generator, and each searcher in it, the state that was dumped."""
         loaded = load("searcher", data)
         own, other = list(wrapped(self._real)), list(wrapped(loaded.searcher))
-        check_kinds([self._algorithm, *own], [loaded, *other])
+        check_kinds("search_alg", [self._algorithm, *own], [loaded, *other])
         take_state(self._algorithm, loaded)
         for mine, theirs in zip(own, other, strict=True):
             take_state(mine, theirs)
@@ -195,11 +195,11 @@ def take_state(own: Any, loaded: Any) -> None:
     own.__dict__ = loaded.__dict__
 
 
-def check_kinds(own: list[Any], loaded: list[Any]) -> None:
-    """Refuse a search algorithm that is no such thing as the one that was saved."""
+def check_kinds(name: str, own: list[Any], loaded: list[Any]) -> None:
+    """Refuse a search algorithm or scheduler that is no such thing as the one that was saved."""
     found, expected = ([type(one) for one in some] for some in (own, loaded))
     if found != expected:
         names = ["(".join(kind.__name__ for kind in kinds) for kinds in (found, expected)]
         raise ConfigurationError(
-            "search_alg", names[0], f"what the experiment was started with, {names[1]}"
+            name, names[0], f"what the experiment was started with, {names[1]}"
         )

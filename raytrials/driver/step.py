@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from raytrials import _ray
+from raytrials.driver.scheduler import real_of
 from raytrials.driver.unfinished import Unfinished
 
 
@@ -67,7 +68,7 @@ class StepController(_ray.TuneController):  # type: ignore[misc]
         seen = super()._wrapped()
         if self._is_choosing:
             self._is_choosing = False
-            kind = _ray.chooses_among(self._scheduler_alg)
+            kind = _ray.chooses_among(real_of(self._scheduler_alg))
             if kind == "first":
                 seen.get_trials = self._first_waiting
             elif kind == "unfinished":

@@ -76,6 +76,7 @@ class FitContext:
         lease: the right to write the experiment; None where none is written.
         stop: whether the fit is asked to stop.
         experiment: id of the experiment; the same over all its drivers and moves.
+        reconfigured: trials that a scheduler gave another configuration in its latest call.
     """
 
     policy: RetryPolicy
@@ -90,6 +91,7 @@ class FitContext:
     lease: Lease | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     experiment: str = ""
+    reconfigured: list[Trial] = field(default_factory=list)
 
 
 def adopt(trial: _ray.Trial, context: FitContext) -> Trial:
@@ -155,10 +157,11 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         if self.phase is None:
             self.account.attempt += 1
             self.phase = Phase.RESTORING if self.has_checkpoint() else Phase.STARTING
-            # From another trial's checkpoint (an exploit) nothing is run again: all of it is new.
-            self.rerun_until = 0 if self.exploits() else self.told_iteration
-            if self.exploits():
+            if self._is_new_clone():
+                # Nothing is run again: all of it is new.
+                self.told_iteration = iteration_of(self.latest_checkpoint_result.metrics)
                 self.account.adopts_from = self.account.attempt
+            self.rerun_until = self.told_iteration
             self.context.checkpoints.name_attempt(self)
             self.sweep_leftovers()
             self.invalidate_json_state()
@@ -174,6 +177,11 @@ class Trial(_ray.Trial):  # type: ignore[misc]
         """Delete what earlier attempts left half done, as far as none of them can be at work."""
         if self.account.attempt > 1 and self.context.retention is not None:
             self.context.retention.sweep(self.context.checkpoints.leftovers(self))
+
+    def _is_new_clone(self) -> bool:
+        """Whether no attempt has started yet from another trial's checkpoint (an exploit)."""
+        record = recording.known(self)
+        return self.exploits() and (record is None or record.adopts_from > record.attempt)
 
     def exploits(self) -> bool:
         """Whether the trial goes on from the checkpoint of another one."""
@@ -314,6 +322,12 @@ class Trial(_ray.Trial):  # type: ignore[misc]
     def set_config(self, config: dict[str, Any]) -> None:
         """Take another config, as a scheduler gives it."""
         super().set_config(config)
+        recording.config_changed(self)
+        self.context.reconfigured.append(self)
+
+    def update_resources(self, resources: Any) -> None:
+        """Take other resources, as a scheduler gives them."""
+        super().update_resources(resources)
         recording.config_changed(self)
 
     # --- failures --------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Whole:
     def load(self, data: bytes) -> None:
         """Give the algorithm the state that was dumped."""
         loaded = load(_PART, data)
-        check_kinds([self._algorithm], [loaded])
+        check_kinds("search_alg", [self._algorithm], [loaded])
         take_state(self._algorithm, loaded)
 
 
