@@ -114,9 +114,11 @@ def in_own_process(script: str, *arguments: object, **environment: str) -> Figur
     return figures
 
 
-def in_turns(measure: Callable[[str], Figures], rounds: int) -> dict[str, list[Figures]]:
+def in_turns(
+    measure: Callable[[str], Figures], rounds: int, sides: tuple[str, str] = SIDES
+) -> dict[str, list[Figures]]:
     """Measure each side in each round."""
-    seen: dict[str, list[Figures]] = {side: [] for side in SIDES}
+    seen: dict[str, list[Figures]] = {side: [] for side in sides}
     for number in range(rounds):
         # The order alternates, so that neither always runs on the warmer machine.
         for side in sorted(seen, reverse=number % 2 == 0):
@@ -125,14 +127,15 @@ def in_turns(measure: Callable[[str], Figures], rounds: int) -> dict[str, list[F
 
 
 def print_ratios(seen: Mapping[str, list[Figures]]) -> dict[str, float]:
-    """Print the medians of both; return those of ours over vanilla's in each round."""
+    """Print the medians of both; return those of the second over the first in each round."""
     ratios = {}
-    for name in seen["vanilla"][0]:
-        vanilla, ours = ([figures[name] for figures in seen[side]] for side in SIDES)
-        pairs = [mine / its for mine, its in zip(ours, vanilla, strict=True) if its]
+    base, other = seen
+    for name in seen[base][0]:
+        its, ours = ([figures[name] for figures in seen[side]] for side in (base, other))
+        pairs = [mine / one for mine, one in zip(ours, its, strict=True) if one]
         ratios[name] = statistics.median(pairs) if pairs else float("nan")
         print(
-            f"{name:26} vanilla {statistics.median(vanilla):10.2f}"
-            f"  raytrials {statistics.median(ours):10.2f}  ratio {ratios[name]:6.3f}"
+            f"{name:26} {base} {statistics.median(its):10.2f}"
+            f"  {other} {statistics.median(ours):10.2f}  ratio {ratios[name]:6.3f}"
         )
     return ratios

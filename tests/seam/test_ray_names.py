@@ -6,6 +6,7 @@ These tests fail first when Ray moves, and say which name moved.
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 import threading
 from importlib.metadata import requires
@@ -40,6 +41,7 @@ from raytrials.driver.placement import Placement
 from raytrials.driver.raystate import RayState
 from raytrials.driver.result import TrialResultGrid
 from raytrials.driver.retention import StateSyncer
+from raytrials.driver.scheduler import METHODS
 from raytrials.driver.storage import TrialStorage
 from raytrials.driver.trial import Trial
 from raytrials.errors import UnsupportedRayError
@@ -300,6 +302,36 @@ def test_a_scheduler_is_asked_first_when_actors_are_added_and_looks_as_we_think(
     }.items():
         source = inspect.getsource(kind.choose_trial_to_run)
         assert source.count("get_trials()") == looks_at, f"Ray moved {kind.__qualname__}"
+
+
+def test_a_scheduler_is_called_where_we_record_it() -> None:
+    calls = set(re.findall(r"_scheduler_alg\.(\w+)\(", inspect.getsource(tune_controller)))
+    assert calls == set(METHODS.values()), "Ray calls schedulers by other methods now"
+
+
+def test_schedulers_that_choose_without_an_effect_do_so() -> None:
+    for kind in (
+        schedulers.FIFOScheduler,
+        schedulers.HyperBandScheduler,
+        schedulers.PopulationBasedTraining,
+    ):
+        source = inspect.getsource(kind.choose_trial_to_run)
+        assert not re.search(r"self\.\w+(\[.*\])? = |self\.\w+\(|set_|stop_|pause_", source)
+
+
+def test_a_population_waits_by_the_names_that_we_look_at() -> None:
+    source = inspect.getsource(schedulers.PopulationBasedTraining)
+    for name in ("_synch", "_trial_state", "_next_perturbation_sync", "_log_config"):
+        assert f"self.{name}" in source
+    assert "last_train_time < self._next_perturbation_sync" in re.sub(r"\s+", " ", source)
+    assert "isinstance(last_checkpoint, _FutureTrainingResult)" in source
+    assert "_base_scheduler" in inspect.getsource(schedulers.ResourceChangingScheduler)
+
+
+def test_a_save_on_its_way_is_asked_for_as_we_stand_for_it() -> None:
+    assert list(inspect.signature(_ray.FutureTrainingResult).parameters) == ["future"]
+    resolve = inspect.signature(_ray.FutureTrainingResult.resolve)
+    assert list(resolve.parameters) == ["self", "block"]
 
 
 def test_a_status_changes_in_one_place_once_a_trial_was_added() -> None:

@@ -10,13 +10,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from ray import tune
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+)
 from ray.tune.search.optuna import OptunaSearch
 
 from raytrials import Tuner
@@ -57,6 +63,7 @@ class Plan(Stored):
         steps: of each.
         is_bad: whether its storage is slow and fails some writes.
         reuses: whether actors are used again for other trials.
+        scheduler: one of `SCHEDULERS`, with which one trial runs at a time; None for FIFO.
     """
 
     searcher: str = "basic"
@@ -67,6 +74,7 @@ class Plan(Stored):
     steps: int = 3
     is_bad: bool = False
     reuses: bool = True
+    scheduler: str | None = None
 
 
 def moments(seed: object, kills: int, plan: Plan) -> list[Moment]:
@@ -103,20 +111,37 @@ def stepping(config: dict[str, Any]) -> None:
             )
 
 
+CHOICES = [0.1, 0.3, 0.5, 0.7, 0.9]
+"""What a population's `x` may be."""
+
+_TIME: dict[str, Any] = {"time_attr": "training_iteration"}
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "asha": lambda: ASHAScheduler(**_TIME, max_t=6, grace_period=1, reduction_factor=2),
+    "hyperband": lambda: HyperBandScheduler(**_TIME, max_t=6, reduction_factor=3),
+    "median": lambda: MedianStoppingRule(**_TIME, grace_period=1, min_samples_required=2),
+    "pbt": lambda: PopulationBasedTraining(
+        **_TIME, perturbation_interval=2, hyperparam_mutations={"x": CHOICES}, synch=True
+    ),
+}
+
+
 def _tuner(plan: Plan) -> Tuner:
     filesystem = Slow(0.3, 0.1).filesystem() if plan.is_bad else None
+    alone = plan.scheduler is not None
+    trainable = tune.with_resources(stepping, {"cpu": 2}) if alone else stepping
     if (plan.path / ".raytrials" / "journal").exists():
-        return Tuner.restore(str(plan.path), stepping, storage_filesystem=filesystem)
+        return Tuner.restore(str(plan.path), trainable, storage_filesystem=filesystem)
     if plan.seed is not None:
         np.random.seed(plan.seed)  # noqa: NPY002 - the global one is what random search uses
     return Tuner(
-        stepping,
+        trainable,
         param_space={"x": tune.uniform(0, 1), "steps": plan.steps},
         tune_config=tune.TuneConfig(
             metric="score",
             mode="max",
             num_samples=plan.samples,
-            max_concurrent_trials=plan.slots,
+            max_concurrent_trials=None if alone else plan.slots,
+            scheduler=SCHEDULERS[plan.scheduler]() if plan.scheduler else None,
             search_alg=OptunaSearch(seed=plan.seed) if plan.searcher == "optuna" else None,
             reuse_actors=plan.reuses,
         ),

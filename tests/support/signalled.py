@@ -15,6 +15,7 @@ from typing import Any
 from ray import tune
 
 from raytrials import Tuner
+from raytrials.driver.signals import STOPPING
 from raytrials.store import holding
 from support.fits import Stored, output_of, wait_until
 from support.session import local_ray
@@ -113,6 +114,8 @@ def live(plan_json: str) -> None:
     """Be a driver: start an experiment or go on with it, and print the steps of its trials."""
     plan = Plan(**json.loads(plan_json))
     holding.LOCKED_S = plan.locked_s
+    for number in STOPPING:  # whatever who runs the tests ignores, as `nohup` does
+        signal.signal(number, signal.SIG_DFL)
     with local_ray(num_cpus=plan.trials):
         if plan.handler:
             signal.signal(signal.SIGTERM, lambda *_: plan.handled.write_text("handled"))

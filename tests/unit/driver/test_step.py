@@ -153,7 +153,8 @@ def _add_ended(controller: Controller, number: int) -> None:
     trial.create_placement_group_factory()
     trial.set_status("TERMINATED")
     adopt(trial, controller._context)
-    StepController.add_trial(controller, trial)
+    with controller._scheduling.muted():  # the journal does not know it
+        StepController.add_trial(controller, trial)
     trial.__class__ = Looked
 
 
