@@ -60,6 +60,8 @@ class RestoringController(SavingController):
         self._history = History(self._callbacks)
         if self._resumed:
             self._finish_call()
+            if self._scheduling is not None:
+                self._scheduling.tell_of_ends(list(self._trials), self)
         for trial in list(self._trials):
             if trial.status in {Trial.PENDING, Trial.PAUSED}:
                 self._take_over(trial, trial.told_iteration)

@@ -118,6 +118,8 @@ class ResumingController(RecordedController):
         self._adapt(trials)
         replayed = self._repeat_scheduler(recovered, self._chronicle.records, trials)
         lost += [(SCHEDULER, f"{one}: {detail}") for one, detail in replayed.wrong[:1]]
+        if meanwhile and not scheduling.is_stateless:
+            lost.append((SCHEDULER, "vanilla Ray went on with it, and it saw none of that"))
         lost += self._repeat_searcher(recovered, replayed.added, meanwhile)
         if trials:
             _ray.keep_staging_directory(self._storage, trials[0].storage)

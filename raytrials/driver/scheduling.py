@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 """Of what is dumped."""
 
+_ENDS = {"complete", "error", "remove"}
+"""Calls that tell of a trial's end."""
+
 _TRIAL, _CHECKPOINT, _SAVE = "trial", "checkpoint", "save"
 
 
@@ -78,6 +81,7 @@ class Scheduling:
         self._only_looks = _ray.only_looks(self.real)
         self._asks_for_cluster = _ray.changes_resources(self.real)
         self._known: dict[str, None] = {}
+        self._open: dict[str, None] = {}  # those of whose end it has not heard
         self._statuses: dict[str, str] = {}
         self._changed: dict[Trial, None] = {}  # in the order in which they did
         self._depth = 0
@@ -100,8 +104,24 @@ class Scheduling:
 
     def know(self, trials: Sequence[Trial]) -> None:
         """Take note of trials that the scheduler was told of before it was recorded."""
-        self._known.update(dict.fromkeys(one.trial_id for one in trials))
+        ids = dict.fromkeys(one.trial_id for one in trials)
+        self._known.update(ids)
+        self._open.update({one.trial_id: None for one in trials if not one.is_finished()})
         self._changed.update(dict.fromkeys(trials))
+
+    def tell_of_ends(self, trials: Sequence[Trial], controller: Any) -> None:
+        """Tell the scheduler of trials that ended when their driver had no time for it."""
+        for trial in trials:
+            if trial.trial_id not in self._open or not trial.is_finished():
+                continue
+            if trial.status == Trial.ERROR:
+                self.recorded.on_trial_error(controller, trial)
+            elif self._statuses.get(trial.trial_id, "").startswith((Trial.PENDING, Trial.PAUSED)):
+                self.recorded.on_trial_remove(controller, trial)
+            else:
+                result = dict(_ray.flatten_dict(trial.last_result))
+                self.recorded.on_trial_complete(controller, trial, result)
+            self.note(trial)
 
     def forget(self, trial: Trial) -> None:
         """An ended trial goes on by order: it is added again."""
@@ -159,6 +179,10 @@ class Scheduling:
         number = self._seeding.number
         self._seeding.number += 1
         self._depth += 1
+        if call == "add":
+            self._open[arguments[0].trial_id] = None
+        elif call in _ENDS:
+            self._open.pop(arguments[0].trial_id, None)
         try:
             with self._seeding.call(number):
                 return getattr(self.real, METHODS[call])(controller, *arguments, **named)
@@ -212,8 +236,8 @@ class Scheduling:
         """
         shown = {one.trial_id: shown_status(one) for one in self._changed}
         statuses = {**self._statuses, **shown}
-        known, number = list(self._known), self._seeding.number
-        state = (VERSION, number, known, statuses, self._cluster, self.real)
+        told = list(self._known), list(self._open), statuses, self._cluster
+        state = (VERSION, self._seeding.number, *told, self.real)
         return dump("scheduler", state, type(self.real).__name__, self._refer)
 
     def load(self, data: bytes, trials: Mapping[str, Trial]) -> None:
@@ -238,9 +262,10 @@ class Scheduling:
         version, *rest = load("scheduler", data, find)
         if version > VERSION:
             raise NewerFormatError(version, VERSION, "scheduler's state")
-        self._seeding.number, known, self._statuses, self._cluster, loaded = rest
+        self._seeding.number, known, still_open, self._statuses, self._cluster, loaded = rest
         check_kinds("scheduler", [self.real], [loaded])
         self._known = dict.fromkeys(known)
+        self._open = dict.fromkeys(still_open)
         take_state(self.real, loaded)
 
     def replay(
@@ -274,9 +299,9 @@ class Scheduling:
             stage.close(configured)
         for trial_id in self._known:
             trial = trials[trial_id]
-            if trial.is_finished():
+            if trial.is_finished() and trial_id not in self._open:
                 self._statuses[trial_id] = shown_status(trial)
-            else:
+            elif not trial.is_finished():
                 self._statuses.pop(trial_id, None)
                 self._changed[trial] = None
         return played

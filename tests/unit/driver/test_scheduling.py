@@ -21,7 +21,14 @@ from support.scripted import PATH, Experiment
 
 from raytrials import _ray
 from raytrials.chaos.disk import FakeLocal
-from raytrials.core.event import Event, SchedulerActed, SchedulerCalled, StateLost
+from raytrials.core.event import (
+    Event,
+    SchedulerActed,
+    SchedulerCalled,
+    SearcherTold,
+    StateLost,
+    TrialFinished,
+)
 from raytrials.driver import scheduling
 from raytrials.driver.population import Stuck
 from raytrials.driver.scheduler import real_of, recorded
@@ -36,6 +43,10 @@ SCORE = {"metric": "score", "mode": "max", "time_attr": "training_iteration"}
 
 def asha(**arguments: Any) -> ASHAScheduler:
     return ASHAScheduler(**SCORE, max_t=4, grace_period=1, reduction_factor=2, **arguments)
+
+
+def hyperband() -> HyperBandScheduler:
+    return HyperBandScheduler(**SCORE, max_t=3, reduction_factor=2)
 
 
 def synchronous() -> PopulationBasedTraining:
@@ -257,6 +268,30 @@ def test_a_scheduler_of_the_users_goes_on_by_its_own_state(tmp_path: Path) -> No
     experiment.watch = lambda controller: seen.append(list(controller._scheduler_alg.chosen))
     assert experiment.resume().table == whole.table
     assert seen[-1] == [row.trial_id for row in whole.table]
+
+
+@pytest.mark.parametrize("make_scheduler", [asha, hyperband], ids=["ASHA", "HyperBand"])
+def test_a_driver_that_dies_before_it_could_tell_of_an_end_has_it_told(
+    make_scheduler: Callable[[], Any], tmp_path: Path
+) -> None:
+    script = Script(trials=3, steps=3, nodes={"a": 1}, scheduler=make_scheduler)
+    whole = Experiment(script, FakeLocal(), tmp_path / "whole")
+    expected = whole.run()
+    ends = 0
+    for operation in expected.operations:
+        if operation.name != "write" or "/journal/" not in operation.path:
+            continue
+        experiment = Experiment(script, FakeLocal(), tmp_path / str(operation.number))
+        assert experiment.run(stop_at=operation.number).stopped
+        experiment.die(machine=False)
+        events = experiment.events() if experiment.can_restore() else [None]
+        if isinstance(events[-1], TrialFinished | SearcherTold):
+            ends += 1
+            assert experiment.resume().table == expected.table
+            calls = [one for one in experiment.events() if isinstance(one, SchedulerCalled)]
+            told = [one.trial_id for one in calls if one.call in {"complete", "remove"}]
+            assert sorted(told) == [row.trial_id for row in expected.table]
+    assert ends >= 3
 
 
 @pytest.mark.parametrize("ends", ["an error", "no error"])
