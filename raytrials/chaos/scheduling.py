@@ -175,7 +175,7 @@ class Population:
         self._journal.record(ExperimentCreated("population", "population", self.seed))
         self._journal.record(DriverAttached("host", 1))
         self._search_alg = _algorithm(self.search())
-        self._set_properties(self._search_alg)
+        self._search_alg.set_search_properties(METRIC, MODE, dict(SPACE))
         experiment = _ray.Experiment(
             "population",
             _train,
@@ -192,22 +192,14 @@ class Population:
     def _next_id(self) -> str:
         return f"{len(self._present):05d}"
 
-    def _set_properties(self, algorithm: Any) -> None:
-        algorithm.set_search_properties(METRIC, MODE, dict(SPACE))
-
     def _begin(self) -> None:
         scheduler = self.scheduler()
         scheduler.set_search_properties(METRIC, MODE)
+        record_clones = functools.partial(recording.new_clones, self._context.reconfigured)
         self._scheduling = Scheduling(
-            scheduler, self.seed, self._journal.record, self._storage, self._record_clones
+            scheduler, self.seed, self._journal.record, self._storage, record_clones
         )
         self._search = Search(self._search_alg, self.seed, self._journal.record)
-
-    def _record_clones(self) -> None:
-        for trial in self._context.reconfigured:
-            if trial.exploits():
-                recording.cloned(trial, anew=True)
-        self._context.reconfigured.clear()
 
     def _snapshot(self) -> None:
         self._dumps = self._scheduling.dump(), self._search.dump()
@@ -239,11 +231,6 @@ class Population:
         else:
             self.hangs = True
 
-    @property
-    def taken(self) -> int:
-        """How many events there are."""
-        return len(self._journal.records)
-
     # --- a driver dies ---------------------------------------------------------------------------
 
     def _die(self) -> None:
@@ -264,8 +251,7 @@ class Population:
         self.wrong += self._search.replay(tail, results, replayed.added)
         self._journal.is_open = True
         for trial in self._present:
-            saving = trial.temporary_state.saving_to
-            if saving is not None:
+            if trial.is_saving:
                 trial.temporary_state.saving_to = self._scheduling.promise(trial)
         if len(self._journal.records) != recorded:
             self.wrong.append(("all", "a replay has recorded something"))

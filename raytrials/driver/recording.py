@@ -94,6 +94,17 @@ def cloned(trial: Trial, *, anew: bool) -> None:
         config_changed(trial, path, without_config(saved.metrics))
 
 
+def new_clones(reconfigured: list[Trial]) -> None:
+    """A scheduler configured these trials: note those that go on from another one's checkpoint.
+
+    The list is emptied.
+    """
+    for trial in reconfigured:
+        if trial.exploits():
+            cloned(trial, anew=True)
+    reconfigured.clear()
+
+
 def config_changed(
     trial: Trial, checkpoint: str | None = None, metrics: dict[str, Any] | None = None
 ) -> None:

@@ -6,6 +6,7 @@ Ray's code is when it calls one, or changes what one looks at.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -54,8 +55,9 @@ class ScheduledController(StepController):
 
     def _record_scheduler(self, seed: int, record: Callable[[Event], object]) -> Scheduling:
         """Have the scheduler recorded from here on."""
+        record_clones = functools.partial(recording.new_clones, self._context.reconfigured)
         self._scheduling = Scheduling(
-            self._scheduler_alg, seed, record, self._storage, self._record_clones
+            self._scheduler_alg, seed, record, self._storage, record_clones
         )
         self._scheduler_alg = self._scheduling.recorded
         return self._scheduling
@@ -65,8 +67,8 @@ class ScheduledController(StepController):
     ) -> Replayed:
         """Bring the scheduler to where it was.
 
-        Without a state that can be loaded it is taken through the whole journal; if that does not
-        do either, the trials are new to it.
+        Where no snapshot holds it, it is taken through the whole journal. One that cannot be saved,
+        or does not come back, goes on as it is, which is said.
 
         Args:
             recovered: what the driver before has left.
@@ -126,14 +128,6 @@ class ScheduledController(StepController):
         stuck = self._population.look(scheduling.real, self._unfinished)
         if stuck is not None:
             scheduling.go_on_without(stuck, self._wrapped())
-
-    def _record_clones(self) -> None:
-        """Record which trials go on from another one's checkpoint, as soon as it is decided."""
-        reconfigured = self._context.reconfigured
-        for trial in reconfigured:
-            if trial.exploits():
-                recording.cloned(trial, anew=True)
-        reconfigured.clear()
 
     # --- what a scheduler looks at ---------------------------------------------------------------
 
